@@ -1,0 +1,45 @@
+"""Containers as layers: another view of the same recording."""
+
+from __future__ import annotations
+
+import fnmatch
+
+from gradlineage.errors import LineageError, NameNotFound
+from gradlineage.lineage import Lineage
+
+__all__ = ["collapse"]
+
+
+def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Lineage:
+    """Make layers of the container calls whose path matches a pattern, or that lie ``depth`` calls below the root.
+
+    What was inside is left out; the containers' own inputs and outputs stand for it. A tensor that left one by a side door (an attribute, an
+    in-place write) has it as its source with ``port=None``. The outermost choice wins, so collapsing twice is collapsing once to the coarser.
+
+    Args:
+        lineage: any lineage, a collapsed one too.
+        patterns: paths with ``*`` (which crosses dots), ``?`` and ``[...]``, as in ``fnmatch``.
+        depth: nesting depth of calls, 1 for the root's own children; a ``ModuleList`` is never called and adds none.
+
+    Raises:
+        LineageError: neither or a negative ``depth`` given.
+        NameNotFound: a pattern that matches no call.
+    """
+    if not patterns and depth is None:
+        raise LineageError("collapse() needs a path pattern or depth=, for example collapse('layer*.?') or collapse(depth=1)")
+    if depth is not None and depth < 0:
+        raise LineageError(f"collapse(depth={depth}): depth counts calls below the root and cannot be negative")
+    graph = lineage._graph
+    chosen = set(lineage._collapsed)
+    for pattern in patterns:
+        matches = [i for i, call in enumerate(graph.calls) if fnmatch.fnmatchcase(call.path, pattern)]
+        if not matches:
+            raise NameNotFound(pattern, dict.fromkeys(c.path for c in graph.calls if not c.layer), "call path matching")
+        chosen.update(i for i in matches if not graph.calls[i].layer)
+    if depth is not None:
+        level: list[int] = []
+        for index, call in enumerate(graph.calls):
+            level.append(level[call.parent] + 1 if call.parent >= 0 else 0)
+            if level[index] == depth and not call.layer:
+                chosen.add(index)
+    return Lineage(graph, lineage._view.outermost(chosen))

@@ -1,0 +1,278 @@
+"""From a recording to a frozen graph: number what is reachable, let go of the rest.
+
+The tape says what every torch call made of what. Where a tensor was made unseen (a scripted function, a C++ extension, another thread) or the
+shadow plane is off, the search goes on in autograd's graph until it meets a claimed output, an operation on the tape, or a leaf.
+"""
+
+from __future__ import annotations
+
+import bisect
+import inspect
+import os
+import sys
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradlineage.graph import CallRecord, Graph, Node, ValueRecord
+from gradlineage.record import CallNote, Recorder, _line
+from gradlineage.shadow import CALL, GRADIENT, OP, Unknown, _disable
+
+__all__ = ["freeze"]
+
+#: Nodes whose empty slots are absent weights and biases, not lost operands.
+_OPTIONAL_SLOTS = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Slow", "Mkldnn", "Embedding", "Cudnn")
+
+
+def freeze(recorder: Recorder, outputs: Sequence[tuple[str, torch.Tensor]] | None = None, notes: Sequence[str] = ()) -> Graph:
+    """The graph of everything that reached a call or the output.
+
+    Args:
+        recorder: a recording, finished or not.
+        outputs: what to name as the outputs, instead of what the root calls returned.
+        notes: sentences for the reader.
+    """
+    with _disable():
+        return _Freezer(recorder).graph(outputs, list(notes))
+
+
+class _Freezer:
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.tape = recorder.tape
+        self.numbers: dict[Hashable, int] = {}
+        self.nodes: list[Node] = []
+        self.layer = [_is_layer(call) for call in recorder.calls]
+        self.single = len(recorder.threads) <= 1  # sequence numbers are per thread
+        self._ranges: tuple[list[int], list[tuple[int, int]]] | None = None
+        self._starts = [c.sequence for c in recorder.calls]
+        self._files: dict[str, str] = {}
+        self._order = 0
+
+    def graph(self, outputs: Sequence[tuple[str, torch.Tensor]] | None, notes: list[str]) -> Graph:
+        recorder = self.recorder
+        calls = []
+        final: list[ValueRecord] = []
+        for call in recorder.calls:
+            named = _argument_names(call)
+            inputs = tuple(self._value(name, item) for name, item in zip(named, call.inputs, strict=True))
+            outs = tuple(self._value(item[0], item) for item in call.outputs)
+            if call.parent < 0:
+                final += outs
+            calls.append(
+                CallRecord(
+                    call.path, call.nth, call.type, self.layer[call.index], call.parent, self._where(call.code, call.code_at), *call.own,
+                    call.registered, call.failed, inputs, outs,
+                )
+            )  # fmt: skip
+        if outputs is not None:
+            final = []
+            for name, tensor in outputs:
+                value = recorder.value(tensor)
+                final.append(self._value(name, (name, tensor.shape, tensor.dtype, tensor.device, value)))
+        if not final and calls:
+            notes.append("The output holds no tensor" + ("." if any(self.layer) else ", and no layer ran: is the forward a generator?"))
+        models = recorder.models
+        name = type(models[""]).__name__ if "" in models else ", ".join(f"{k}={type(m).__name__}" for k, m in models.items())
+        own = {id(p): p for m in models.values() for p in nn.Module.parameters(m) if not isinstance(p, nn.parameter.UninitializedTensorMixin)}
+        total = sum(p.numel() for p in own.values())
+        trainable = sum(p.numel() for p in own.values() if p.requires_grad)
+        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes))
+
+    def _value(self, name: str, item: tuple[Any, ...]) -> ValueRecord:
+        _, shape, dtype, device, value = item
+        return ValueRecord(name, _shape(shape), str(dtype).removeprefix("torch."), str(device), self._number(value))
+
+    # -- numbering -----------------------------------------------------------------------------------------------------------------
+
+    def _number(self, value: Hashable) -> int:
+        """Number a value and all that it came from, parents first; iterative, for graphs of any depth."""
+        numbers = self.numbers
+        if value in numbers:
+            return numbers[value]
+        pending: dict[Hashable, tuple[dict[str, Any], list[tuple[Hashable, bool]]]] = {}
+        stack: list[Hashable] = [value]
+        while stack:
+            key = stack[-1]
+            if key in numbers:
+                stack.pop()
+            elif key not in pending:
+                pending[key] = self._expand(key)
+                stack.extend(p for p, _ in reversed(pending[key][1]) if p not in numbers and p not in pending)
+            else:
+                stack.pop()
+                fields, parents = pending.pop(key)
+                edges = [numbers[p] if flows else ~numbers[p] for p, flows in parents if p in numbers]
+                numbers[key] = len(self.nodes)
+                self.nodes.append(Node(parents=tuple(edges), **fields))
+        return numbers[value]
+
+    def _expand(self, key: Hashable) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
+        """Fields and parents of one node. Keys: a number on the tape, (autograd node, output number), or a ready leaf."""
+        if isinstance(key, int):
+            return self._entry(key)
+        if isinstance(key, str):
+            return {"kind": "unknown", "name": key}, []
+        return self._autograd(key)  # type: ignore[arg-type]
+
+    def _entry(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
+        kind, name, call, parents, grad, code, at, seventh, eighth, shape = self.tape.entries[number]
+        edges: list[tuple[Hashable, bool]] = [(p, grad) if p >= 0 else (~p, False) for p in parents]
+        if kind == OP:
+            if call >= 0 and self.layer[call]:
+                return {"kind": "call", "call": call}, []
+            fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number}
+            if shape is not None:
+                fields |= {"shape": _shape(shape[0]), "dtype": str(shape[1]).removeprefix("torch."), "device": str(shape[2])}
+            return fields, edges
+        if kind == CALL:
+            return {"kind": "call", "call": call, "port": seventh}, [] if self.layer[call] else edges
+        if kind == GRADIENT:
+            self._order = number
+            return {"kind": "op", "name": "", "call": -1, "order": number}, [(self._edge(seventh, eighth, None, number), True)]
+        if name == "input":
+            note = self.recorder.calls[call]
+            return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh}, []
+        where = self._where(code, at, call) if code is not None else ""
+        return {"kind": name, "name": eighth, "where": where}, []
+
+    # -- autograd's graph ----------------------------------------------------------------------------------------------------------
+
+    def _edge(self, node: Any, output: int, time: int | None, before: int | None = None) -> Hashable:
+        """What stands for an edge of autograd's graph. ``time``: sequence number of its reader; ``before``: number of the reading entry."""
+        claims = self.recorder.claims.get((node, output))
+        if claims:
+            for sequence, value in reversed(claims):
+                if (before is None or value < before) and (time is None or not self.single or sequence <= time):
+                    return value
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return self.tape.value(variable)
+        sequence = node._sequence_nr()
+        if self.single:
+            if sequence < self.recorder.first_sequence:
+                return Unknown.EARLIER
+            found = self._op_at(sequence)
+            if found is not None:
+                return found
+        return (node, output)
+
+    def _op_at(self, sequence: int) -> int | None:
+        """The operation on the tape during which autograd made the node with this sequence number."""
+        if self._ranges is None:
+            spans = sorted((e[7], e[8], n) for n, e in self.tape.entries.items() if e[0] == OP and e[4] and e[8] > e[7])
+            self._ranges = [s[0] for s in spans], [(s[1], s[2]) for s in spans]
+        starts, ends = self._ranges
+        index = bisect.bisect_right(starts, sequence) - 1
+        return ends[index][1] if index >= 0 and sequence < ends[index][0] else None
+
+    def _autograd(self, key: tuple[Any, int]) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
+        node, output = key
+        self.recorder.nodes.append(node)
+        sequence = node._sequence_nr()
+        call = self._call_at(sequence) if self.single else -1
+        if call >= 0 and self.layer[call]:
+            return {"kind": "call", "call": call}, []
+        name = node.name().rsplit("::", 1)[-1]
+        slots = node.next_functions
+        if name.startswith("BackwardHookFunction") and output < len(slots):
+            slots = (slots[output],)  # output k is input k
+        parents: list[tuple[Hashable, bool]] = []
+        lost = False
+        for below, number in slots:
+            if below is None:
+                lost = True
+            else:
+                parents.append((self._edge(below, number, sequence), True))
+        if lost and (not parents or not name.startswith(_OPTIONAL_SLOTS)):
+            parents.append((Unknown.LOST_OPERAND if self.recorder.shadow else Unknown.NO_GRADIENT, False))
+        name = name.rstrip("0123456789").removesuffix("Backward")
+        return {"kind": "op", "name": f"~{_snake(name)}", "call": call, "order": self._order, "where": self._where(None, 0, call)}, parents
+
+    def _call_at(self, sequence: int) -> int:
+        """The innermost call during which a node with this sequence number was made, -1 for none."""
+        calls = self.recorder.calls
+        index = bisect.bisect_right(self._starts, sequence) - 1
+        while index >= 0 and not calls[index].sequence <= sequence < calls[index].sequence_end:
+            index = calls[index].parent
+        return index
+
+    # -- places --------------------------------------------------------------------------------------------------------------------
+
+    def _where(self, code: Any, at: int, call: int = -1) -> str:
+        if code is None:
+            if call < 0:
+                return ""
+            note = self.recorder.calls[call]
+            return self._where(note.code, note.code_at)
+        name = self._files.get(code.co_filename)
+        if name is None:
+            name = self._files[code.co_filename] = _short(code.co_filename)
+        return f"{name}:{_line(code, at)}"
+
+
+def _is_layer(call: CallNote) -> bool:
+    """No other module call was recorded during it. A root whose children never ran and that returned nothing is none."""
+    if call.children:
+        return False
+    return call.parent >= 0 or bool(call.outputs) or not call.has_modules
+
+
+def _short(file: str) -> str:
+    """A file's name below the folder it is imported from: ``torchvision/models/resnet.py``."""
+    best = ""
+    for folder in (*sys.path, os.getcwd()):
+        folder = os.path.abspath(folder or ".") + os.sep
+        if file.startswith(folder) and len(folder) > len(best):
+            best = folder
+    return file[len(best) :].replace(os.sep, "/")
+
+
+def _shape(shape: Any) -> tuple[int | str, ...]:
+    return tuple(s if type(s) is int else str(s) for s in shape)
+
+
+def _snake(name: str) -> str:
+    """``NativeBatchNorm`` as ``native_batch_norm``."""
+    out = "".join("_" + c.lower() if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name))
+    return out.strip("_") or name
+
+
+_signatures: dict[Any, list[tuple[str, bool]]] = {}
+
+
+def _positions(forward: Any) -> list[tuple[str, bool]]:
+    """(name, whether it takes all the rest) of a forward's positional parameters."""
+    found = _signatures.get(forward)
+    if found is None:
+        try:
+            parameters = list(inspect.signature(forward).parameters.values())[1:]
+        except (TypeError, ValueError):
+            parameters = []
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        found = [(p.name, False) for p in parameters if p.kind in positional]
+        found += [(p.name, True) for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+        if len(_signatures) < 10_000:
+            _signatures[forward] = found
+    return found
+
+
+def _argument_names(call: CallNote) -> list[str]:
+    """``x``, ``tensors[1]``, ``args[0]``: after the signature of the forward."""
+    if not call.inputs:
+        return []
+    positions = _positions(call.signature)
+    names = []
+    for (place, suffix), *_ in call.inputs:
+        if isinstance(place, str):
+            names.append(place + suffix)
+            continue
+        plain = [name for name, rest in positions if not rest]
+        if place < len(plain):
+            names.append(plain[place] + suffix)
+        else:
+            star = next((name for name, rest in positions if rest), "args")
+            names.append(f"{star}[{place - len(plain)}]{suffix}")
+    return names

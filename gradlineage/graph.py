@@ -1,0 +1,68 @@
+"""The frozen facts of a recording: a graph of values, and the calls whose inputs and outputs are values in it.
+
+Plain tuples of plain data and no torch: what is pickled, saved, compared and collapsed. `Lineage` reads it through a choice of layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["CallRecord", "Graph", "Node", "ValueRecord"]
+
+
+class Node(NamedTuple):
+    """One value and how it came about.
+
+    ``kind`` is ``op``, ``call`` (a value as it left a module call), ``input``, ``parameter``, ``buffer``, ``constant`` or ``unknown``.
+    ``parents`` are node numbers, smaller than the node's own; ``~p`` where no gradient flows along that edge.
+    """
+
+    kind: str
+    parents: tuple[int, ...] = ()
+    name: str = ""  # operation; name of the input, parameter or buffer; factory of a constant; reason of an unknown
+    call: int = -1  # op: the call it ran in; call: the call it left; input: the call it entered; -1 outside of all calls
+    port: int = -1  # call: index among its output tensors, -1 for a side door; input: index among the input tensors
+    where: str = ""  # op, constant and unknown: file:line
+    order: int = -1  # running order of operations
+    shape: tuple[int | str, ...] | None = None  # noted only where several tensors go in
+    dtype: str = ""
+    device: str = ""
+
+
+class ValueRecord(NamedTuple):
+    """A tensor that entered or left a call: what it is called there, what it looked like, and its node."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    device: str
+    node: int
+
+
+class CallRecord(NamedTuple):
+    """One execution of a module. ``parameters`` and ``trainable`` count elements the module owns itself."""
+
+    path: str
+    nth: int
+    type: str
+    layer: bool
+    parent: int
+    where: str
+    parameters: int
+    trainable: int
+    registered: bool
+    failed: bool
+    inputs: tuple[ValueRecord, ...]
+    outputs: tuple[ValueRecord, ...]
+
+
+class Graph(NamedTuple):
+    """All of it. ``outputs`` are what the root calls returned, or what the user asked about."""
+
+    nodes: tuple[Node, ...]
+    calls: tuple[CallRecord, ...]
+    outputs: tuple[ValueRecord, ...]
+    model: str
+    parameters: int  # elements in the whole model, each parameter once
+    trainable: int
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,394 @@
+"""The shadow plane: a function mode that writes down what every torch call made of what.
+
+A *value* is a number on the `Tape`. Tensors are known by identity, with a weak reference, and never held. A write is remembered for the
+storage, so that bases, views and aliases see it. The mode asks autograd for ``requires_grad`` alone: reading ``grad_fn`` of every step of a
+deep graph makes the interpreter crash when the graph is freed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gradlineage.tables import Facts, facts_of
+
+__all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "ShadowMode", "Tape", "Unknown"]
+
+Tensor = torch.Tensor
+_disable = torch._C.DisableTorchFunction
+_sequence = torch.autograd._get_sequence_nr
+_backward = torch._C._current_graph_task_id
+_level = torch._C._functorch.maybe_current_level
+_Wrapper = types.MethodWrapperType
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_TENSOR_GETTERS = frozenset("data T mT H mH real imag".split())
+
+OP, CALL, GRADIENT, LEAVES = range(4)
+"""Kinds of entries on the tape: an operation, a value as it left a call, a value that only autograd knows, an end of the search."""
+
+
+class Unknown:
+    """The closed list of reasons why a source can be unknown. ``docs/limits.md`` has a paragraph on each."""
+
+    UNSEEN = (
+        "made where neither autograd nor the function mode sees it (numpy, a C++ extension, a scripted function without gradient, "
+        "another thread, or before the pass began); make it with torch calls inside the forward, or register it as a buffer"
+    )
+    EARLIER = "computed before this recording began; detach it between passes, or open the recording before the first of them"
+    NO_GRADIENT = "autograd keeps no way through here and the shadow plane is off; record with shadow=True"
+    LOST_OPERAND = "an operand without gradient of an operation that only autograd saw; its other operands are named"
+
+
+class Tape:
+    """Everything noted during one recording: entries by number, numbers by tensor, writes by storage."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, tuple[Any, ...]] = {}
+        self.next = itertools.count().__next__  # atomic under the interpreter lock, as is setting a key
+        self.values: dict[int, tuple[Any, int, int]] = {}  # id(tensor) -> (weak reference, value, when)
+        self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> (value, when, when last overwritten whole, guard)
+        self.wrapped: dict[int, tuple[int, Any]] = {}  # storage inside a functorch wrapper -> (value, guard)
+        self.adopt: Callable[[Tensor], int] = lambda tensor: self.leaf("unknown", Unknown.UNSEEN)
+
+    def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, code: Any = None, at: int = 0) -> int:
+        number = self.next()
+        self.entries[number] = (LEAVES, kind, call, (), False, code, at, port, name, None)
+        return number
+
+    def gradient(self, tensor: Tensor) -> int:
+        """A value that only autograd knows how it came about; the walk goes on in its graph."""
+        number = self.next()
+        self.entries[number] = (GRADIENT, "", -1, (), True, None, 0, tensor.grad_fn, tensor.output_nr, None)
+        return number
+
+    def know(self, tensor: Tensor, value: int) -> None:
+        self.values[id(tensor)] = (weakref.ref(tensor), value, value)
+
+    def known(self, tensor: Tensor) -> tuple[Any, int, int] | None:
+        found = self.values.get(id(tensor))
+        return found if found is not None and found[0]() is tensor else None
+
+    def value(self, tensor: Tensor) -> int:
+        """The value that a tensor holds now."""
+        found = self.values.get(id(tensor))
+        if found is None or found[0]() is not tensor:
+            value = self.adopt(tensor)
+            if id(tensor) not in self.values or self.values[id(tensor)][0]() is not tensor:
+                self.know(tensor, value)
+            found = self.values[id(tensor)]
+        if self.stores:
+            store = self.stores.get(storage_of(tensor))
+            if store is not None and store[1] > found[2]:
+                return self._written(tensor, found, store)
+        return found[1]
+
+    def _written(self, tensor: Tensor, found: tuple[Any, int, int], store: tuple[int, int, int, Any]) -> int:
+        """Someone wrote to the storage since: the last writer is the producer, beside the module that had handed the tensor out."""
+        value = store[0]
+        own = self.entries[found[1]]
+        if own[0] == CALL and store[2] <= found[2] and own[7] >= 0 and own[9]:
+            grad = tensor.requires_grad
+            value = self.next()
+            writer = self.entries[store[0]]
+            parents = (found[1], store[0]) if grad else (~found[1], ~store[0])
+            self.entries[value] = (OP, writer[1] or "write", writer[2], parents, grad, writer[5], writer[6], 0, 0, None)
+        self.values[id(tensor)] = (found[0], value, self.next())
+        return value
+
+    def write(self, tensor: Tensor, value: int, whole: bool) -> None:
+        """``tensor``'s memory holds ``value`` from now on."""
+        self.know(tensor, value)
+        storage = storage_of(tensor)
+        if storage:
+            old = self.stores.get(storage)
+            guard = old[3] if old is not None else guard_of(tensor)
+            self.stores[storage] = (value, value, value if whole else old[2] if old is not None else -1, guard)
+
+    def base_value(self, tensor: Tensor) -> int:
+        """What the whole memory behind ``tensor`` holds: a partial write leaves the rest of it as it was."""
+        base = tensor._base if tensor._is_view() else None
+        return self.value(tensor if base is None else base)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Address of the tensor's storage object, 0 where it has none (sparse, functorch wrappers)."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def guard_of(tensor: Tensor) -> Any:
+    """Keeps the address of a storage from being used again, not its memory."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def gather(value: Any, into: list[Tensor]) -> None:
+    """The tensors in an argument of a torch function, in order."""
+    if isinstance(value, Tensor):
+        into.append(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            gather(item, into)
+    elif isinstance(value, dict):
+        for item in value.values():
+            gather(item, into)
+    elif isinstance(value, slice):
+        gather((value.start, value.stop, value.step), into)
+
+
+def place(frame: Any) -> tuple[Any, int]:
+    """(code, instruction) of the first frame outside torch and this package, (None, 0) inside of a torch module's forward."""
+    for _ in range(24):
+        if frame is None:
+            break
+        code = frame.f_code
+        if not code.co_filename.startswith(_INSIDE):
+            return code, frame.f_lasti
+        if code.co_name == "_call_impl":
+            break
+        frame = frame.f_back
+    return None, 0
+
+
+class ShadowMode(TorchFunctionMode):
+    """Writes every torch function call of its thread to a tape.
+
+    Args:
+        tape: where to.
+        stack: numbers of the calls under way in this thread, the innermost last.
+        before_write: called with a tensor and its facts before it is written in place.
+    """
+
+    def __init__(self, tape: Tape, stack: list[Any], before_write: Callable[[Tensor], None] | None) -> None:
+        super().__init__()
+        self.tape, self.stack, self.before_write = tape, stack, before_write
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if type(func) is _Wrapper:
+            name = getattr(func.__self__, "__name__", "")
+            if func.__name__ == "__get__":
+                if name not in _TENSOR_GETTERS:
+                    return func(*args, **kwargs)
+                facts = facts_of(_getter(name))
+            elif name == "data" and func.__name__ == "__set__":
+                facts = facts_of(_getter("data="))
+            else:
+                return func(*args, **kwargs)
+        else:
+            facts = facts_of(func)
+            if facts.silent:
+                return func(*args, **kwargs)
+        if _backward() != -1:
+            return func(*args, **kwargs)
+        operands: list[Tensor] = []
+        shape_only = facts.shape_only
+        for position, arg in enumerate(args):
+            if shape_only is not None and position in shape_only:
+                continue
+            if isinstance(arg, Tensor):
+                operands.append(arg)
+            elif isinstance(arg, list | tuple | slice | dict):
+                gather(arg, operands)
+        if kwargs:
+            out = kwargs.get("out")
+            for key, arg in kwargs.items():
+                if key != "out" and (shape_only is None or key not in _LIKE):
+                    gather(arg, operands)
+        else:
+            out = None
+        if types or _level() is not None:
+            with _disable():
+                return self._careful(func, facts, args, kwargs, operands, out)
+        return self._note(func, facts, args, kwargs, operands, out)
+
+    def _careful(self, func: Any, facts: Facts, args: Any, kwargs: Any, operands: list[Tensor], out: Any) -> Any:
+        """Subclasses and functorch wrappers: look at tensors without waking their own ``__torch_function__``, but let the call do so."""
+
+        def call(*a: Any, **k: Any) -> Any:
+            with torch._C._EnableTorchFunction():
+                return func(*a, **k)
+
+        return self._note(call, facts, args, kwargs, operands, out)
+
+    def _note(self, func: Any, facts: Facts, args: Any, kwargs: Any, operands: list[Tensor], out: Any) -> Any:
+        tape = self.tape
+        parents = []
+        for t in operands:
+            value = tape.value(t)
+            parents.append(value if t.requires_grad else ~value)
+        written: list[Tensor] = []
+        whole = facts.overwrites
+        first = args[0] if args else None
+        version = -1
+        if facts.writes:
+            for i in facts.writes:
+                if i < len(args):
+                    gather(args[i], written)
+                elif i == 0 and operands:
+                    written.append(operands[0])
+            whole, parents = self._prepare(facts, args, operands, written, parents)
+        elif isinstance(first, Tensor):
+            try:
+                version = first._version
+            except RuntimeError:  # inference tensors have none
+                version = -2 if kwargs.get("inplace") or any(a is True for a in args) else -1
+        if out is not None:
+            gather(out, written)
+            whole = True
+        if self.before_write is not None and (written or facts.statistics):
+            training = facts.statistics and kwargs.get("training", kwargs.get("use_input_stats", True))
+            for t in operands if training else written:
+                self.before_write(t)
+        before = _sequence()
+        result = func(*args, **kwargs)
+        after = _sequence()
+        if written:
+            self._wrote(facts, written, whole, tuple(parents), before, after)
+        if isinstance(result, Tensor):
+            if written and any(result is t for t in written):
+                return result
+            if result is first:
+                if facts.metadata:
+                    if facts.name == "detach":
+                        tape.know(result, self._entry(facts, tuple(parents), False, before, after, None))
+                elif version == -2 or (version >= 0 and result._version != version):
+                    self._wrote(facts, [result], False, tuple(parents), before, after)
+            elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
+                tape.know(result, self._entry(facts, tuple(parents), result.requires_grad, before, after, result))
+                if _level() is not None:
+                    self._unwrap(result)
+        elif isinstance(result, list | tuple | dict):
+            made: list[Tensor] = []
+            gather(result, made)
+            if made:
+                self._several(facts, made, [*operands, *written], tuple(parents), before, after)
+        return result
+
+    def _entry(self, facts: Facts, parents: tuple[int, ...], grad: bool, before: int, after: int, like: Tensor | None) -> int:
+        tape = self.tape
+        number = tape.next()
+        code, at = place(sys._getframe(2))
+        call = self.stack[-1].index if self.stack else -1
+        shape = (like.shape, like.dtype, like.device) if like is not None and len(parents) > 1 and like.layout is torch.strided else None
+        if parents:
+            tape.entries[number] = (OP, facts.name, call, parents, grad, code, at, before, after, shape)
+        else:
+            tape.entries[number] = (LEAVES, "constant", call, (), grad, code, at, -1, facts.name, None)
+        return number
+
+    def _several(self, facts: Facts, made: list[Tensor], operands: list[Tensor], parents: tuple[int, ...], before: int, after: int) -> None:
+        """Outputs share an entry; those without gradient have one of their own, so that top-k's indices are told from its values."""
+        tape = self.tape
+        entries: dict[bool, int] = {}
+        slots = facts.name in _SLOTWISE and len(made) == len(parents)
+        for i, tensor in enumerate(made):
+            if any(tensor is t for t in operands):
+                continue
+            grad = tensor.requires_grad
+            if facts.name == "autograd.grad" and grad:
+                tape.know(tensor, tape.gradient(tensor))
+                continue
+            if slots:
+                tape.know(tensor, self._entry(facts, (parents[i],), grad, before, after, None))
+                continue
+            if grad not in entries:
+                entries[grad] = self._entry(facts, parents, grad, before, after, tensor)
+            tape.know(tensor, entries[grad])
+            if _level() is not None:
+                self._unwrap(tensor)
+
+    def _prepare(
+        self, facts: Facts, args: Sequence[Any], operands: list[Tensor], written: list[Tensor], parents: list[int]
+    ) -> tuple[bool, list[int]]:
+        """What an in-place write keeps: nothing where it covers the tensor, else all that the storage held."""
+        if not written or len(written) > 1:
+            return False, parents
+        target = written[0]
+        if facts.repoints:
+            return True, parents[1:]
+        covers = facts.overwrites or (facts.name == "setitem" and len(args) > 1 and _covers(target, args[1]))
+        rest = parents[1:] if operands and operands[0] is target else parents
+        if covers and _is_all(target):
+            return True, rest
+        if covers and not target._is_view():
+            return True, rest
+        kept = self.tape.base_value(target)
+        return False, [kept if target.requires_grad else ~kept, *rest]
+
+    def _wrote(self, facts: Facts, written: list[Tensor], whole: bool, parents: tuple[int, ...], before: int, after: int) -> None:
+        tape = self.tape
+        several = len(written) > 1 and len(parents) % len(written) == 0
+        for i, tensor in enumerate(written):
+            own = parents[i :: len(written)] if several else parents  # _foreach_ and multi-tensor functions go slot by slot
+            number = self._entry(facts, own, tensor.requires_grad, before, after, tensor)
+            if facts.repoints:
+                tape.know(tensor, number)
+            else:
+                tape.write(tensor, number, whole)
+
+    def _unwrap(self, tensor: Tensor) -> None:
+        """Under vmap and grad the caller gets the tensor inside back, as a new object: remember its memory."""
+        functorch = torch._C._functorch
+        value = self.tape.values[id(tensor)][1]
+        while functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = functorch.get_unwrapped(tensor)
+        storage = storage_of(tensor)
+        if storage:
+            self.tape.wrapped[storage] = (value, guard_of(tensor))
+
+
+_LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
+_SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
+
+
+def _is_all(tensor: Tensor) -> bool:
+    """Whether a tensor covers the whole of its storage."""
+    try:
+        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return True
+
+
+def _covers(tensor: Tensor, index: Any) -> bool:
+    """Whether ``tensor[index] = ...`` writes every element; only for indices that make a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(p, Tensor | list) or isinstance(p, bool) for p in parts):
+        return False
+    return all(p is Ellipsis or p is None or p == slice(None) for p in parts) or _whole_view(tensor, index)
+
+
+def _whole_view(tensor: Tensor, index: Any) -> bool:
+    try:
+        with torch.no_grad(), _disable():
+            return tensor.detach()[index].numel() == tensor.numel()
+    except (IndexError, TypeError, RuntimeError):
+        return False
+
+
+class _Named:
+    """Stands for a property, whose descriptor has no name of its own worth keeping."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+
+_getters: dict[str, _Named] = {}
+
+
+def _getter(name: str) -> _Named:
+    found = _getters.get(name)
+    if found is None:
+        found = _getters[name] = _Named(name)
+    return found

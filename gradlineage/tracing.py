@@ -1,0 +1,251 @@
+"""`trace` and `recording`: what is switched around a pass and put back after it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradlineage.containers import tensors_in
+from gradlineage.errors import TraceError
+from gradlineage.freeze import _short, freeze
+from gradlineage.lineage import Lineage
+from gradlineage.record import Recorder, _line
+
+__all__ = ["Recording", "recording", "trace"]
+
+
+class _NeedsSaved(TraceError):
+    """The forward asked for an activation that was dropped. `trace` runs it once more with them kept."""
+
+
+def _pack(tensor: torch.Tensor) -> None:
+    return None
+
+
+class _Dropper:
+    """Saved-tensor hooks that keep nothing: a trace needs the shape of autograd's graph, never its activations."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def unpack(self, _: None) -> torch.Tensor:
+        self.asked = True
+        raise _NeedsSaved(
+            "this forward differentiates something, but the saved activations were dropped; gradlineage.trace() runs such a forward twice, "
+            "and recording(model) keeps them unless drop_saved=True"
+        )
+
+    def hooks(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autograd.graph.saved_tensors_hooks(_pack, self.unpack)
+
+
+class _Switches:
+    """Process-wide switches, counted: the first recording sets them, the last one puts them back."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.undo: list[Any] = []
+
+    def set(self) -> None:
+        with self.lock:
+            self.count += 1
+            if self.count > 1:
+                return
+            mha = torch.backends.mha
+            if mha.get_fastpath_enabled():  # the fused path of TransformerEncoder calls no modules
+                mha.set_fastpath_enabled(False)
+                self.undo.append(lambda: mha.set_fastpath_enabled(True))
+            if hasattr(torch.compiler, "set_stance"):  # compiled parts run as written
+                stance = torch.compiler.set_stance("force_eager")
+                stance.__enter__()
+                self.undo.append(lambda: stance.__exit__(None, None, None))
+
+    def reset(self) -> None:
+        with self.lock:
+            self.count -= 1
+            while self.count == 0 and self.undo:
+                self.undo.pop()()
+
+
+_switches = _Switches()
+
+
+class Recording:
+    """What `recording` gives: open while the ``with`` block runs, ready to be asked during and after it."""
+
+    def __init__(self, models: Mapping[str, nn.Module], *, shadow: bool, drop_saved: bool, alias: bool, restore: bool) -> None:
+        self._recorder = Recorder(models, shadow=shadow, alias=alias, restore=restore)
+        self._stack = contextlib.ExitStack()
+        self._dropper = _Dropper() if drop_saved else None
+        self._state = "new"
+
+    def __enter__(self) -> Recording:
+        if self._state != "new":
+            raise TraceError(f"this recording is {self._state}; a recording is opened once, make another with gradlineage.recording(model)")
+        self._state = "open"
+        with contextlib.ExitStack() as undo:
+            _switches.set()
+            undo.callback(_switches.reset)
+            if self._recorder.saved is not None:
+                undo.callback(self._recorder.restore)
+                undo.enter_context(_random_state(self._recorder.models))
+            undo.callback(self._recorder.stop)
+            self._recorder.start()
+            if self._dropper is not None:
+                undo.enter_context(self._dropper.hooks())
+            self._stack = undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trail: TracebackType | None) -> None:
+        self._state = "closed"
+        if error is not None:
+            self._annotate(error)
+        self._stack.close()
+
+    def _annotate(self, error: BaseException) -> None:
+        """Say where in the model the user's own exception came from."""
+        recorder = self._recorder
+        inside = [c for c in recorder.calls if c.failed] or recorder._stack()
+        names = ", ".join(type(m).__name__ for m in recorder.models.values())
+        if not inside or getattr(error, "__gradlineage__", False):
+            return
+        call = inside[-1]
+        label = call.path or call.type
+        if call.nth:
+            label += f"[{call.nth}]"
+        spot = f" at {_short(call.code.co_filename)}:{_line(call.code, call.code_at)}" if call.code is not None else ""
+        error.add_note(f"while tracing {names}, in call {label}{spot}")
+
+    def lineage(self, *outputs: Any) -> Lineage:
+        """The lineage of what was recorded so far.
+
+        Args:
+            outputs: tensors, or containers of tensors, to name as its outputs, such as a loss; without any, what the root calls returned.
+
+        Raises:
+            TraceError: an output without a tensor in it.
+        """
+        named: list[tuple[str, torch.Tensor]] | None = None
+        if outputs:
+            named = [item for i, output in enumerate(outputs) for item in tensors_in(output, f"[{i}]" if len(outputs) > 1 else "")]
+            if not named:
+                raise TraceError(f"lineage() was given {type(outputs[0]).__name__}, in which there is no tensor; give the tensors to explain, or nothing")
+        notes = [f"The pass broke off in {c.path or c.type}." for c in self._recorder.calls if c.failed][-1:]
+        return Lineage(freeze(self._recorder, named, notes))
+
+    def _release(self) -> None:
+        """Let go of autograd's nodes, consumers first: a deep graph freed in any other order overruns the C stack."""
+        recorder = self._recorder
+        recorder.claims.clear()
+        entries = recorder.tape.entries
+        for number in reversed(list(entries)):
+            del entries[number]
+        while recorder.nodes:
+            recorder.nodes.pop()
+
+
+def recording(model: nn.Module | Mapping[str, nn.Module], *, shadow: bool = True, drop_saved: bool = False, restore: bool = False) -> Recording:
+    """Record everything that runs in a ``with`` block: training steps, ``generate`` loops, several models.
+
+    Autograd's graph is kept, so the user's own ``loss.backward()`` works as ever. A module that hands its input through is told from that
+    input by time alone here (see ``docs/limits.md``).
+
+    Args:
+        model: a module, or several by name: ``{"gen": g, "critic": c}``. Their paths begin with the name.
+        shadow: False leaves out the function mode: what autograd drops is ``unknown`` then, and operations bear autograd's names (``~bmm``).
+        drop_saved: keep no activations. For inference loops; a backward is not possible then.
+        restore: put parameters, buffers and random state back at the end, as `trace` does.
+
+    Raises:
+        TraceError: something that is no module.
+
+    Example:
+        >>> import torch, gradlineage
+        >>> net = torch.nn.Linear(3, 1)
+        >>> with gradlineage.recording(net) as rec:
+        ...     loss = net(torch.ones(2, 3)).square().mean()
+        >>> [s.label for s in rec.lineage(loss).outputs[0].sources]
+        ['Linear']
+    """
+    return Recording(_models(model, "recording"), shadow=shadow, drop_saved=drop_saved, alias=False, restore=restore)
+
+
+def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
+    """Run ``model(*args, **kwargs)`` once and say what fed each layer.
+
+    The pass runs on the device, in the grad mode and under the autocast state that the caller has. Parameters, buffers and torch's random
+    state are put back, every hook is removed. No activation is kept; a forward that itself differentiates runs a second time with them kept.
+
+    Returns:
+        The `Lineage`; it holds no tensors.
+
+    Raises:
+        TraceError: ``model`` is no module. An exception from the forward comes through as it is, with a note that says in which call.
+
+    Example:
+        >>> import torch, gradlineage
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU())
+        >>> [source.label for source in gradlineage.trace(net, torch.ones(2, 3))["1"].inputs[0].sources]
+        ['0']
+    """
+    models = _models(model, "trace")
+    notes = []
+    for drop in (True, False):
+        attempt = Recording(models, shadow=True, drop_saved=drop, alias=True, restore=True)
+        try:
+            with attempt:
+                result = model(*args, **kwargs)
+                graph_outputs = None
+                del result
+            graph = freeze(attempt._recorder, graph_outputs, notes)
+        except Exception as error:
+            if drop and _wanted_saved(attempt, error):
+                notes.append("The forward differentiates: it ran a second time, with saved activations kept.")
+                continue
+            raise
+        finally:
+            attempt._release()
+        return Lineage(graph)
+    raise AssertionError("unreachable")
+
+
+def _wanted_saved(attempt: Recording, error: Exception) -> bool:
+    """Whether a pass failed only because saved tensors were dropped or hooked."""
+    asked = attempt._dropper is not None and attempt._dropper.asked
+    return asked or isinstance(error, _NeedsSaved) or (isinstance(error, RuntimeError) and "saved tensor" in str(error) and "hooks" in str(error))
+
+
+def _models(model: object, who: str) -> dict[str, nn.Module]:
+    if isinstance(model, nn.Module):
+        return {"": model}
+    if isinstance(model, Mapping) and who == "recording":
+        wrong = [k for k, m in model.items() if not isinstance(m, nn.Module) or not isinstance(k, str) or not k or "." in k]
+        if model and not wrong:
+            return dict(model)
+        raise TraceError(f"recording() takes a mapping of names without dots to torch.nn.Module; found {model!r}"[:500])
+    found = f"the class {model.__name__}; make an instance of it" if isinstance(model, type) else f"{type(model).__name__}"
+    raise TraceError(f"{who}() needs a torch.nn.Module as its first argument, found {found}")
+
+
+@contextlib.contextmanager
+def _random_state(models: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Put torch's random state back, on the CPU and on every CUDA device that holds a parameter or buffer."""
+    devices = set()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        devices = {t.device.index for m in models.values() for t in (*nn.Module.parameters(m), *nn.Module.buffers(m)) if t.device.type == "cuda"}
+        devices.add(torch.cuda.current_device())
+    cpu = torch.get_rng_state()
+    cuda = {d: torch.cuda.get_rng_state(d) for d in devices}
+    try:
+        yield
+    finally:
+        torch.set_rng_state(cpu)
+        for device, state in cuda.items():
+            torch.cuda.set_rng_state(state, device)

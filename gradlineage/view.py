@@ -1,0 +1,376 @@
+"""A graph seen through a choice of layers: what is a call's label, what feeds a value one step back, what feeds it nearest.
+
+Everything is worked out when asked and kept. Only numbers here; `lineage` makes values of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cached_property
+from typing import NamedTuple
+
+from gradlineage.graph import Graph
+from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS, Ways
+
+__all__ = ["Reference", "View"]
+
+_ROLES = {"input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT}
+
+
+class Outer(NamedTuple):
+    """The rest of a way that leaves a folded join: the join, the node at which the way goes on, and the rest after that."""
+
+    join: int
+    at: int
+    rest: Outer | None
+
+
+class Reference(NamedTuple):
+    """One step back from a tensor: to ``atom``, along the way that ends in node ``at`` and, in a folded join, goes on as ``outer`` says."""
+
+    atom: int
+    differentiable: bool
+    at: int
+    outer: Outer | None
+
+
+class View:
+    """See the module's docstring. ``collapsed`` are the container calls that count as layers beside the recorded layers."""
+
+    def __init__(self, graph: Graph, collapsed: frozenset[int]) -> None:
+        self.graph = graph
+        self.collapsed = collapsed
+        self.owner: list[int] = []  # per call: the layer it is or lies in, -1 for the containers in view
+        for index, call in enumerate(graph.calls):
+            above = self.owner[call.parent] if call.parent >= 0 else -1
+            self.owner.append(above if above >= 0 else index if call.layer or index in collapsed else -1)
+        self.shown = [i for i, owner in enumerate(self.owner) if owner in (-1, i)]
+        self._references: dict[int, tuple[Reference, ...]] = {}
+        self._operands: dict[int, list[tuple[Reference, ...]]] = {}
+
+    # -- calls ---------------------------------------------------------------------------------------------------------------------
+
+    def is_layer(self, call: int) -> bool:
+        return self.owner[call] == call
+
+    def outermost(self, calls: Iterable[int]) -> frozenset[int]:
+        """Those of the calls that lie in none of the others."""
+        chosen, inside = set(calls), [False] * len(self.owner)
+        for index, call in enumerate(self.graph.calls):
+            inside[index] = call.parent >= 0 and (inside[call.parent] or call.parent in chosen)
+        return frozenset(i for i in chosen if not inside[i])
+
+    @cached_property
+    def _times(self) -> Counter[str]:
+        return Counter(c.path for c in self.graph.calls)
+
+    def call_label(self, call: int) -> str:
+        record = self.graph.calls[call]
+        name = record.path or record.type
+        return f"{name}[{record.nth}]" if self._times[record.path] > 1 else name
+
+    def parameters(self, call: int) -> tuple[int, int]:
+        record = self.graph.calls[call]
+        if call not in self.collapsed:
+            return record.parameters, record.trainable
+        inside = {c.path: (c.parameters, c.trainable) for i, c in enumerate(self.graph.calls) if self.owner[i] == call}
+        return sum(p for p, _ in inside.values()), sum(t for _, t in inside.values())
+
+    # -- the walk ------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def ways(self) -> Ways:
+        roles = []
+        for node in self.graph.nodes:
+            role = _ROLES.get(node.kind)
+            if role is None:
+                owner = self.owner[node.call] if node.call >= 0 else -1
+                role = DATA if owner >= 0 else OPERATION if node.kind == "op" else PASS
+            roles.append(role)
+        return Ways(roles, [n.parents for n in self.graph.nodes])
+
+    def leaving(self, atom: int) -> tuple[int, int | None]:
+        """The layer call that a node belongs to, and the port by which it left (None: a side door)."""
+        node = self.graph.nodes[atom]
+        owner = self.owner[node.call]
+        return owner, node.port if node.kind == "call" and node.call == owner and node.port >= 0 else None
+
+    def is_join(self, node: int) -> bool:
+        return self.graph.nodes[node].kind == "op" and self.ways.roles[node] == OPERATION
+
+    @cached_property
+    def folded(self) -> dict[int, int]:
+        """The joins whose only consumer is another join of the same container call, and that consumer."""
+        used: defaultdict[int, set[int]] = defaultdict(set)
+        for reader, node in self._readers():
+            for atom, _ in self.ways.elements(node):
+                if self.is_join(atom):
+                    used[atom].add(reader)
+        folded = {}
+        for join, readers in used.items():
+            if len(readers) == 1:
+                (reader,) = readers
+                if reader >= 0 and self.graph.nodes[reader].call == self.graph.nodes[join].call:
+                    folded[join] = reader
+        return folded
+
+    def _readers(self) -> Iterable[tuple[int, int]]:
+        """(join that reads, node read) and (negative number, node read) for what enters or leaves a call."""
+        number = -1
+        for index in self.shown:
+            call = self.graph.calls[index]
+            for value in (*call.inputs, *(() if self.is_layer(index) else call.outputs)):
+                number -= 1
+                yield number, value.node
+        for value in self.graph.outputs:
+            number -= 1
+            yield number, value.node
+        for join in self.ways.joins:
+            for edge in self.graph.nodes[join].parents:
+                yield join, edge if edge >= 0 else ~edge
+
+    @cached_property
+    def joins(self) -> list[int]:
+        """The joins that stand in a row of their own and feed something in view, in running order."""
+        live: set[int] = set()
+        stack: list[int] = []
+
+        def mark(references: Iterable[Reference]) -> None:
+            for reference in references:
+                if self.is_join(reference.atom) and reference.atom not in live:
+                    live.add(reference.atom)
+                    stack.append(reference.atom)
+
+        for reader, node in self._readers():
+            if reader < 0:
+                mark(self.references(node))
+        while stack:
+            for operand in self.operands(stack.pop()):
+                mark(operand)
+        return sorted(live, key=lambda n: (self.graph.nodes[n].order, n))
+
+    def references(self, node: int) -> tuple[Reference, ...]:
+        """What feeds a value one step back."""
+        found = self._references.get(node)
+        if found is None:
+            found = tuple(Reference(atom, diff, node, None) for atom, diff in self.ways.elements(node))
+            self._references[node] = found
+        return found
+
+    def operands(self, join: int) -> list[tuple[Reference, ...]]:
+        """The same for each operand of a join, those of the joins folded into it spliced in."""
+        found = self._operands.get(join)
+        if found is not None:
+            return found
+        found = []
+        stack: list[tuple[int, int, bool, Outer | None]] = [(e, join, True, None) for e in reversed(self.graph.nodes[join].parents)]
+        while stack:
+            edge, reader, flows, outer = stack.pop()
+            node, flows = (edge, flows) if edge >= 0 else (~edge, False)
+            rest = []
+            inner: list[tuple[int, int, bool, Outer | None]] = []
+            for atom, diff in self.ways.elements(node):
+                if self.folded.get(atom) == reader:
+                    within = Outer(atom, node, outer)
+                    inner += [(e, atom, flows and diff, within) for e in self.graph.nodes[atom].parents]
+                elif self.ways.roles[atom] != CONSTANT:
+                    rest.append(Reference(atom, flows and diff, node, outer))
+            if rest:
+                found.append(tuple(rest))
+            stack.extend(reversed(inner))
+        self._operands[join] = found
+        return found
+
+    def incoming(self, kind: str, index: int) -> tuple[Reference, ...]:
+        """All that enters a call or join, one step back."""
+        if kind == "join":
+            return tuple(r for operand in self.operands(index) for r in operand)
+        return tuple(r for value in self.graph.calls[index].inputs for r in self.references(value.node))
+
+    def ops(self, reference: Reference, every: bool = False) -> tuple[str, ...]:
+        """Names of the operations on the way, in running order; of the joins folded on it only those of another operation, or every one."""
+        nodes = self.graph.nodes
+        names = [nodes[n].name for n in self.ways.way(reference.at, reference.atom)]
+        outer = reference.outer
+        last = outer
+        while last is not None and last.rest is not None:
+            last = last.rest
+        host = nodes[self.folded[last.join]].name if last is not None else ""
+        while outer is not None:
+            if every or nodes[outer.join].name != host:
+                names.append(nodes[outer.join].name)
+            names += [nodes[n].name for n in self.ways.way(outer.at, outer.join)]
+            outer = outer.rest
+        return tuple(names)
+
+    def sources(self, references: Iterable[Reference]) -> list[tuple[int, tuple[str, ...], bool]]:
+        """The nearest origins that are no joins: (node, operations on the shortest way, whether gradient flows on some way)."""
+        references = tuple(references)
+        if not any(self.is_join(r.atom) for r in references):
+            return [(r.atom, self.ops(r), r.differentiable) for r in references]
+        order: dict[int, None] = {}
+        seen: set[int] = set()
+        stack = list(reversed(references))
+        while stack:
+            reference = stack.pop()
+            if not self.is_join(reference.atom):
+                order.setdefault(reference.atom)
+            elif reference.atom not in seen:
+                seen.add(reference.atom)
+                stack.extend(r for operand in reversed(self.operands(reference.atom)) for r in reversed(operand))
+        flowing: set[int] = set()
+        stack = [r for r in references if r.differentiable]
+        while stack:
+            atom = stack.pop().atom
+            if atom not in flowing:
+                flowing.add(atom)
+                if self.is_join(atom):
+                    stack.extend(r for operand in self.operands(atom) for r in operand if r.differentiable)
+        names = self._shortest(references)
+        kept = list(order)
+        if any(self.ways.roles[a] != CONSTANT for a in kept):
+            kept = [a for a in kept if self.ways.roles[a] != CONSTANT]
+        return [(atom, names[atom], atom in flowing) for atom in kept]
+
+    def _shortest(self, references: tuple[Reference, ...]) -> dict[int, tuple[str, ...]]:
+        """Operations on the shortest way to every origin, by Dijkstra over joins; ways are chains of back pointers."""
+        number = 0
+        heap: list[tuple[int, int, Reference, int]] = []
+        trail: list[tuple[Reference, int]] = []
+        for reference in references:
+            heap.append((len(self.ops(reference, True)), number, reference, -1))
+            number += 1
+        heapq.heapify(heap)
+        found: dict[int, tuple[str, ...]] = {}
+        seen: set[int] = set()
+        while heap:
+            length, _, reference, back = heapq.heappop(heap)
+            atom = reference.atom
+            if atom in seen:
+                continue
+            seen.add(atom)
+            trail.append((reference, back))
+            here = len(trail) - 1
+            if self.is_join(atom):
+                for operand in self.operands(atom):
+                    for r in operand:
+                        number += 1
+                        heapq.heappush(heap, (length + 1 + len(self.ops(r, True)), number, r, here))
+                continue
+            names: list[str] = []
+            while here >= 0:
+                step, here = trail[here]
+                if self.is_join(step.atom):
+                    names.append(self.graph.nodes[step.atom].name)
+                names += self.ops(step, True)
+            found[atom] = tuple(names)
+        return found
+
+    # -- labels --------------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _join_labels(self) -> dict[int, str]:
+        nodes = self.graph.nodes
+        groups: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        for join in self.joins:
+            groups[nodes[join].call, nodes[join].name].append(join)
+        labels = {}
+        for (call, name), members in groups.items():
+            if call < 0:
+                place = "(outside)"
+            else:
+                record = self.graph.calls[call]
+                place = f"{record.path}[{record.nth}]" if self._times[record.path] > 1 else record.path
+            for number, join in enumerate(members):
+                labels[join] = f"{place}:{name}[{number}]" if len(members) > 1 else f"{place}:{name}"
+        return labels
+
+    def label(self, atom: int) -> str:
+        node = self.graph.nodes[atom]
+        if self.is_join(atom):
+            return self._join_labels.get(atom, f":{node.name}")
+        if node.kind in ("call", "op"):
+            call, port = self.leaving(atom)
+            record = self.graph.calls[call]
+            if port is None or len(record.outputs) == 1:
+                return self.call_label(call)
+            return f"{record.path or record.type}[{record.nth}][{port}]"
+        if node.kind == "input":
+            nth = self.graph.calls[node.call].nth if node.call >= 0 else 0
+            return f"input:{node.name}[{nth}]" if nth else f"input:{node.name}"
+        if node.kind == "constant":
+            return f"constant:{node.name}" if node.name else "constant"
+        return "unknown" if node.kind == "unknown" else node.name
+
+    @cached_property
+    def _by_name(self) -> dict[str, tuple[str, int]]:
+        names: dict[str, tuple[str, int]] = {}
+        for join, label in self._join_labels.items():
+            names[label] = "join", join
+        for index in reversed(self.shown):  # the first call of a path wins
+            record = self.graph.calls[index]
+            names[f"{record.path}[{record.nth}]"] = "call", index
+            names[record.path] = "call", index
+            names.setdefault(self.call_label(index), ("call", index))
+        return names
+
+    def find(self, key: object) -> tuple[str, int] | None:
+        if isinstance(key, tuple):
+            return self._by_name.get(f"{key[0]}[{key[1]}]") if len(key) == 2 else None
+        if not isinstance(key, str):
+            return None
+        found = self._by_name.get(key)
+        if found is None and (match := re.fullmatch(r"(.+)\[\d+\]", key)):  # a port: lstm[0][1]
+            found = self._by_name.get(match[1])
+        return found
+
+    # -- reachability --------------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _edges(self) -> tuple[dict[tuple[str, int], set[tuple[str, int]]], dict[tuple[str, int], set[tuple[str, int]]]]:
+        up: defaultdict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
+        down: defaultdict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
+        items = [("join", j) for j in self.joins] + [("call", c) for c in self.shown]
+        for item in items:
+            for reference in self.incoming(*item):
+                kind = self.graph.nodes[reference.atom].kind
+                if kind in ("op", "call"):
+                    source = ("join", reference.atom) if self.is_join(reference.atom) else ("call", self.leaving(reference.atom)[0])
+                    up[item].add(source)
+                    down[source].add(item)
+        return up, down
+
+    def successors(self, kind: str, index: int) -> list[int]:
+        down = self._edges[1]
+        found: set[int] = set()
+        seen = {(kind, index)}
+        stack = [(kind, index)]
+        while stack:
+            for item in down.get(stack.pop(), ()):
+                if item in seen:
+                    continue
+                seen.add(item)
+                if item[0] == "join":
+                    stack.append(item)
+                elif self.is_layer(item[1]):
+                    found.add(item[1])
+        return sorted(found)
+
+    def _reach(self, edges: dict[tuple[str, int], set[tuple[str, int]]], start: tuple[str, int]) -> set[tuple[str, int]]:
+        seen: set[tuple[str, int]] = set()
+        stack = [start]
+        while stack:
+            for item in edges.get(stack.pop(), ()):
+                if item not in seen and (item[0] == "join" or self.is_layer(item[1])):
+                    seen.add(item)
+                    stack.append(item)
+        return seen
+
+    def upstream(self, kind: str, index: int) -> set[tuple[str, int]]:
+        return self._reach(self._edges[0], (kind, index))
+
+    def downstream(self, kind: str, index: int) -> set[tuple[str, int]]:
+        return self._reach(self._edges[1], (kind, index))
