@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gradlineage.graph import CallRecord, Graph, Node, ValueRecord
+from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
 from gradlineage.record import CallNote, Recorder, _line
 from gradlineage.shadow import CALL, GRADIENT, OP, Unknown, _disable
 
@@ -53,18 +54,23 @@ class _Freezer:
 
     def graph(self, outputs: Sequence[tuple[str, torch.Tensor]] | None, notes: list[str]) -> Graph:
         recorder = self.recorder
+        insides = look_inside(recorder, self.layer)
         calls = []
         final: list[ValueRecord] = []
         for call in recorder.calls:
             named = _argument_names(call)
-            inputs = tuple(self._value(name, item) for name, item in zip(named, call.inputs, strict=True))
+            inside = insides.get(call.index)
+            inputs = tuple(
+                self._value(name, item, inside is None or item[4] in inside.taken or (None if not inside.complete else False))
+                for name, item in zip(named, call.inputs, strict=True)
+            )
             outs = tuple(self._value(item[0], item) for item in call.outputs)
             if call.parent < 0:
                 final += outs
             calls.append(
                 CallRecord(
                     call.path, call.nth, call.type, self.layer[call.index], call.parent, self._where(call.code, call.code_at), *call.own,
-                    call.registered, call.failed, inputs, outs,
+                    call.registered, call.failed, inputs, outs, self._hidden(call, inside),
                 )
             )  # fmt: skip
         if outputs is not None:
@@ -72,18 +78,25 @@ class _Freezer:
             for name, tensor in outputs:
                 value = recorder.value(tensor)
                 final.append(self._value(name, (name, tensor.shape, tensor.dtype, tensor.device, value)))
-        if not final and calls:
+        if not final and calls and outputs is None:
             notes.append("The output holds no tensor" + ("." if any(self.layer) else ", and no layer ran: is the forward a generator?"))
         models = recorder.models
         name = type(models[""]).__name__ if "" in models else ", ".join(f"{k}={type(m).__name__}" for k, m in models.items())
         own = {id(p): p for m in models.values() for p in nn.Module.parameters(m) if not isinstance(p, nn.parameter.UninitializedTensorMixin)}
         total = sum(p.numel() for p in own.values())
         trainable = sum(p.numel() for p in own.values() if p.requires_grad)
-        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes))
+        borrowed = tuple(bypassed(recorder, self.layer, insides))
+        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed)
 
-    def _value(self, name: str, item: tuple[Any, ...]) -> ValueRecord:
+    def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
-        return ValueRecord(name, _shape(shape), str(dtype).removeprefix("torch."), str(device), self._number(value))
+        return ValueRecord(name, _shape(shape), str(dtype).removeprefix("torch."), str(device), self._number(value), used)
+
+    def _hidden(self, call: CallNote, inside: Inside | None) -> tuple[ValueRecord, ...]:
+        if inside is None:
+            return ()
+        values = hidden_values(self.tape.entries, call, inside)
+        return tuple(ValueRecord("", (), "", "", self._number(value)) for value in values)
 
     # -- numbering -----------------------------------------------------------------------------------------------------------------
 
@@ -119,28 +132,28 @@ class _Freezer:
 
     def _entry(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         kind, name, call, parents, grad, code, at, seventh, eighth, shape = self.tape.entries[number]
-        edges: list[tuple[Hashable, bool]] = [(p, grad) if p >= 0 else (~p, False) for p in parents]
+        edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
         if kind == OP:
             if call >= 0 and self.layer[call]:
-                return {"kind": "call", "call": call}, []
-            fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number}
+                return {"kind": "call", "call": call, "grad": grad}, []
+            fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
             if shape is not None:
                 fields |= {"shape": _shape(shape[0]), "dtype": str(shape[1]).removeprefix("torch."), "device": str(shape[2])}
             return fields, edges
         if kind == CALL:
-            return {"kind": "call", "call": call, "port": seventh}, [] if self.layer[call] else edges
+            return {"kind": "call", "call": call, "port": seventh, "grad": grad}, [] if self.layer[call] else edges
         if kind == GRADIENT:
             self._order = number
-            return {"kind": "op", "name": "", "call": -1, "order": number}, [(self._edge(seventh, eighth, None, number), True)]
+            return {"kind": "op", "call": -1, "order": number, "grad": True}, [(self._edge(seventh, eighth, shape, None, number), True)]
         if name == "input":
             note = self.recorder.calls[call]
-            return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh}, []
+            return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
         where = self._where(code, at, call) if code is not None else ""
-        return {"kind": name, "name": eighth, "where": where}, []
+        return {"kind": name, "name": eighth, "where": where, "grad": grad}, []
 
     # -- autograd's graph ----------------------------------------------------------------------------------------------------------
 
-    def _edge(self, node: Any, output: int, time: int | None, before: int | None = None) -> Hashable:
+    def _edge(self, node: Any, output: int, through: bool, time: int | None, before: int | None = None) -> Hashable:
         """What stands for an edge of autograd's graph. ``time``: sequence number of its reader; ``before``: number of the reading entry."""
         claims = self.recorder.claims.get((node, output))
         if claims:
@@ -150,31 +163,39 @@ class _Freezer:
         variable = getattr(node, "variable", None)
         if variable is not None:
             return self.tape.value(variable)
-        sequence = node._sequence_nr()
         if self.single:
+            sequence = node._sequence_nr()
             if sequence < self.recorder.first_sequence:
                 return Unknown.EARLIER
             found = self._op_at(sequence)
-            if found is not None:
+            if found is not None and not (through and self._in_layer(found)):
                 return found
-        return (node, output)
+        return (node, output, through)
 
-    def _op_at(self, sequence: int) -> int | None:
-        """The operation on the tape during which autograd made the node with this sequence number."""
+    def _in_layer(self, number: int) -> bool:
+        call = self.tape.entries[number][2]
+        return bool(call >= 0 and self.layer[call])
+
+    def _op_at(self, sequence: int, last: bool = True) -> int | None:
+        """The operation on the tape whose last node, or one of whose nodes, has this sequence number."""
         if self._ranges is None:
             spans = sorted((e[7], e[8], n) for n, e in self.tape.entries.items() if e[0] == OP and e[4] and e[8] > e[7])
             self._ranges = [s[0] for s in spans], [(s[1], s[2]) for s in spans]
         starts, ends = self._ranges
         index = bisect.bisect_right(starts, sequence) - 1
-        return ends[index][1] if index >= 0 and sequence < ends[index][0] else None
+        if index < 0 or sequence >= ends[index][0] or (last and sequence != ends[index][0] - 1):
+            return None
+        return ends[index][1]
 
-    def _autograd(self, key: tuple[Any, int]) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
-        node, output = key
+    def _autograd(self, key: tuple[Any, int, bool]) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
+        node, output, through = key
         self.recorder.nodes.append(node)
         sequence = node._sequence_nr()
         call = self._call_at(sequence) if self.single else -1
         if call >= 0 and self.layer[call]:
-            return {"kind": "call", "call": call}, []
+            if not through:
+                return {"kind": "call", "call": call, "grad": True}, []
+            call = self.recorder.calls[call].parent
         name = node.name().rsplit("::", 1)[-1]
         slots = node.next_functions
         if name.startswith("BackwardHookFunction") and output < len(slots):
@@ -185,11 +206,16 @@ class _Freezer:
             if below is None:
                 lost = True
             else:
-                parents.append((self._edge(below, number, sequence), True))
-        if lost and (not parents or not name.startswith(_OPTIONAL_SLOTS)):
-            parents.append((Unknown.LOST_OPERAND if self.recorder.shadow else Unknown.NO_GRADIENT, False))
+                parents.append((self._edge(below, number, through, sequence), True))
+        if lost:
+            seen = self._op_at(sequence, last=False) if self.single else None
+            if seen is not None:  # a node within an operation on the tape, which knows its operands without gradient
+                parents += [(~p, False) for p in self.tape.entries[seen][3] if p < 0]
+            elif not parents or not (through or name.startswith(_OPTIONAL_SLOTS)):
+                parents.append((Unknown.LOST_OPERAND if self.recorder.shadow else Unknown.NO_GRADIENT, False))
         name = name.rstrip("0123456789").removesuffix("Backward")
-        return {"kind": "op", "name": f"~{_snake(name)}", "call": call, "order": self._order, "where": self._where(None, 0, call)}, parents
+        fields = {"kind": "op", "name": f"~{_snake(name)}", "call": call, "order": self._order, "where": self._where(None, 0, call), "grad": True}
+        return fields, parents
 
     def _call_at(self, sequence: int) -> int:
         """The innermost call during which a node with this sequence number was made, -1 for none."""

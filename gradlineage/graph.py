@@ -14,12 +14,13 @@ class Node(NamedTuple):
     """One value and how it came about.
 
     ``kind`` is ``op``, ``call`` (a value as it left a module call), ``input``, ``parameter``, ``buffer``, ``constant`` or ``unknown``.
-    ``parents`` are node numbers, smaller than the node's own; ``~p`` where no gradient flows along that edge.
+    ``parents`` are node numbers, smaller than the node's own; ``~p`` where that operand did not require grad. ``grad`` says whether the value
+    itself does: gradient flows along an edge where both hold, and an operation without ``grad`` that has a parent ``p >= 0`` breaks it off.
     """
 
     kind: str
     parents: tuple[int, ...] = ()
-    name: str = ""  # operation; name of the input, parameter or buffer; factory of a constant; reason of an unknown
+    name: str = ""  # operation, '' for a mere hand-over; name of the input, parameter or buffer; factory of a constant; reason of an unknown
     call: int = -1  # op: the call it ran in; call: the call it left; input: the call it entered; -1 outside of all calls
     port: int = -1  # call: index among its output tensors, -1 for a side door; input: index among the input tensors
     where: str = ""  # op, constant and unknown: file:line
@@ -27,20 +28,29 @@ class Node(NamedTuple):
     shape: tuple[int | str, ...] | None = None  # noted only where several tensors go in
     dtype: str = ""
     device: str = ""
+    grad: bool = False
 
 
 class ValueRecord(NamedTuple):
-    """A tensor that entered or left a call: what it is called there, what it looked like, and its node."""
+    """A tensor that entered or left a call: what it is called there, what it looked like, and its node.
+
+    ``used`` is False for an argument on which the call's outputs do not depend, None where that is not known.
+    """
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
     device: str
     node: int
+    used: bool | None = True
 
 
 class CallRecord(NamedTuple):
-    """One execution of a module. ``parameters`` and ``trainable`` count elements the module owns itself."""
+    """One execution of a module.
+
+    ``parameters`` and ``trainable`` count elements the module owns itself. ``hidden`` are the values that entered a layer by another door than
+    its arguments.
+    """
 
     path: str
     nth: int
@@ -54,6 +64,7 @@ class CallRecord(NamedTuple):
     failed: bool
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
+    hidden: tuple[ValueRecord, ...] = ()
 
 
 class Graph(NamedTuple):
@@ -66,3 +77,4 @@ class Graph(NamedTuple):
     parameters: int  # elements in the whole model, each parameter once
     trainable: int
     notes: tuple[str, ...] = ()
+    bypassed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used by calls though their module was never called

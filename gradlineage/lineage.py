@@ -124,29 +124,34 @@ class Call(_Handle):
         """One `Flow` per tensor it returned. Their sources are the call itself if it is a layer, else what it returned."""
         return self._lineage._flows(self._record.outputs)
 
+    @property
+    def hidden(self) -> tuple[Flow, ...]:
+        """What entered a layer by another door than its arguments: an attribute, generated weights, another module's parameters."""
+        return self._lineage._flows(self._record.hidden)
+
     def __repr__(self) -> str:
         return f"<Call {self.label} ({self.type}) at {self.where or 'unknown place'}>"
+
+
+_FLOW_FACTS = ("name", "shape", "dtype", "device", "used")
 
 
 class Flow:
     """One tensor at the border of a call or join, and what feeds it.
 
-    ``shape`` is a tuple of sizes (a ragged size of a nested tensor is a string), ``dtype`` and ``device`` are torch's names for them. All
-    three are empty for the operands of a join, which are not noted.
+    ``used`` is False for an argument on which the call's outputs do not depend, None where that is not known. ``shape`` is a tuple of sizes (a ragged size of a nested tensor is a string), ``dtype`` and ``device`` are torch's names for them. All
+    three are empty for operands of joins and hidden flows, which are not noted.
     """
 
-    __slots__ = ("_lineage", "_references", "device", "dtype", "name", "shape")
+    __slots__ = ("_lineage", "_references", "device", "dtype", "name", "shape", "used")
+    used: bool | None
     name: str
     shape: tuple[int | str, ...] | None
     dtype: str
     device: str
 
-    def __init__(
-        self, lineage: Lineage, references: tuple[Reference, ...], name: str, shape: tuple[int | str, ...] | None, dtype: str, device: str
-    ) -> None:
-        for key, value in zip(
-            ("_lineage", "_references", "name", "shape", "dtype", "device"), (lineage, references, name, shape, dtype, device), strict=True
-        ):
+    def __init__(self, lineage: Lineage, references: tuple[Reference, ...], *facts: Any) -> None:
+        for key, value in zip(("_lineage", "_references", *_FLOW_FACTS), (lineage, references, *facts), strict=True):
             object.__setattr__(self, key, value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -155,14 +160,13 @@ class Flow:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Flow):
             return NotImplemented
-        mine, theirs = ((f.name, f.shape, f.dtype, f.device, f._references) for f in (self, other))
-        return mine == theirs and self._lineage == other._lineage
+        return self.__reduce__()[1][1:] == other.__reduce__()[1][1:] and self._lineage == other._lineage
 
     def __hash__(self) -> int:
         return hash((self.name, self.shape, self.dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Flow, (self._lineage, self._references, self.name, self.shape, self.dtype, self.device)
+        return Flow, (self._lineage, self._references, *(getattr(self, key) for key in _FLOW_FACTS))
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -237,12 +241,12 @@ class Join(_Handle):
     @property
     def inputs(self) -> tuple[Flow, ...]:
         """One `Flow` per tensor operand, in order; those of the joins folded into it included."""
-        return tuple(Flow(self._lineage, r, f"[{i}]", None, "", "") for i, r in enumerate(self._lineage._view.operands(self._index)))
+        return tuple(Flow(self._lineage, r, f"[{i}]", None, "", "", True) for i, r in enumerate(self._lineage._view.operands(self._index)))
 
     @property
     def outputs(self) -> tuple[Flow, ...]:
         node = self._node
-        return (Flow(self._lineage, (Reference(self._index, True, self._index, None),), "", node.shape, node.dtype, node.device),)
+        return (Flow(self._lineage, (Reference(self._index, True, self._index, None),), "", node.shape, node.dtype, node.device, True),)
 
     def __repr__(self) -> str:
         return f"<Join {self.label} at {self.where or 'unknown place'}>"
@@ -326,7 +330,7 @@ class Lineage:
         return self._flows(self._graph.outputs)
 
     def _flows(self, values: Sequence[ValueRecord]) -> tuple[Flow, ...]:
-        return tuple(Flow(self, self._view.references(v.node), v.name, v.shape, v.dtype, v.device) for v in values)
+        return tuple(Flow(self, self._view.references(v.node), v.name, v.shape, v.dtype, v.device, v.used) for v in values)
 
     def _source(self, atom: int, ops: tuple[str, ...], differentiable: bool) -> Source:
         node, label = self._graph.nodes[atom], self._view.label(atom)
@@ -344,6 +348,11 @@ class Lineage:
         if kind == "constant":
             return Source("constant", label, ops, differentiable)
         return Source("unknown", label, ops, differentiable, reason=node.name)
+
+    @cached_property
+    def bypassed(self) -> tuple[tuple[str, tuple[Call, ...]], ...]:
+        """Parameters used though their module was never called (``F.linear(x, self.a.weight)``, ``a.forward(x)``), with the calls that did."""
+        return tuple((name, tuple(Call(self, c) for c in calls if c >= 0)) for name, calls in self._graph.bypassed)
 
     # -- looking things up ---------------------------------------------------------------------------------------------------------
 

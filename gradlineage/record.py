@@ -166,7 +166,7 @@ class Recorder:
         gather(value, found)
         for tensor in found:
             if id(tensor) not in self._names and self.tape.known(tensor) is None and (not tensor.requires_grad or tensor.is_leaf):
-                self.tape.know(tensor, self.tape.leaf("constant", name))
+                self.tape.know(tensor, self.tape.leaf("constant", name, grad=tensor.requires_grad))
 
     # -- hooks ---------------------------------------------------------------------------------------------------------------------
 
@@ -197,9 +197,9 @@ class Recorder:
         self._times[call.path] = call.nth + 1
         call.parent = stack[-1].index if stack else -1
         call.code, call.code_at = place(sys._getframe(2))
-        call.has_modules = bool(module._modules)
+        call.has_modules = len(module._modules) > 0
         call.own = _own_parameters(module)
-        call.signature = type(module).forward
+        call.signature = None if isinstance(module, torch.jit.ScriptModule) else type(module).forward
         call.pending = sys.exc_info()[1]
         values: list[tuple[Any, torch.Tensor]] = []
         for position, arg in enumerate(args):
@@ -228,7 +228,7 @@ class Recorder:
             return self.tape.value(tensor)
         if tensor.grad_fn is not None and (found := self._claim(tensor.grad_fn, tensor.output_nr)) is not None:
             return found
-        value = self.tape.leaf("input", "", call.index, index)
+        value = self.tape.leaf("input", "", call.index, index, tensor.requires_grad)
         self.tape.know(tensor, value)
         if tensor.requires_grad:
             self._touch(tensor, value)
@@ -380,9 +380,9 @@ class Recorder:
             return self._step("vmap" if functorch.is_batchedtensor(tensor) else "grad_level", inner, tensor)
         named = self._names.get(id(tensor))
         if named is not None and named[0].get(named[1]) is tensor:
-            return tape.leaf(named[3], named[2])
+            return tape.leaf(named[3], named[2], grad=tensor.requires_grad)
         if (name := self._registered_since(tensor)) is not None:
-            return tape.leaf(*name)
+            return tape.leaf(*name, grad=tensor.requires_grad)
         node = tensor.grad_fn
         if node is not None:
             claim = self._claim(node, tensor.output_nr)
@@ -394,7 +394,7 @@ class Recorder:
         if base is not None:
             return self._step("view", tape.value(base), tensor)
         if tensor.requires_grad:
-            return tape.leaf("constant", f"<{type(tensor).__name__} {'x'.join(map(str, tensor.shape))}>")
+            return tape.leaf("constant", f"<{type(tensor).__name__} {'x'.join(map(str, tensor.shape))}>", grad=True)
         shared = self._sharing(tensor)
         if shared is not None:
             return shared
@@ -464,11 +464,10 @@ class Recorder:
 def _own_parameters(module: nn.Module) -> tuple[int, int]:
     """(elements, trainable elements) of the module's own parameters, those behind parametrizations included."""
     own = list(module._parameters.values())
-    hidden = module._modules.get("parametrizations")
-    if hidden is not None:
-        own += list(nn.Module.parameters(hidden))
     if isinstance(module, torch.jit.ScriptModule):
         own = list(nn.Module.parameters(module))
+    elif "parametrizations" in module._modules:
+        own += list(nn.Module.parameters(module._modules["parametrizations"]))  # type: ignore[arg-type]
     total = trainable = 0
     for p in own:
         if p is not None and not isinstance(p, nn.parameter.UninitializedTensorMixin):

@@ -58,15 +58,18 @@ class Tape:
         self.wrapped: dict[int, tuple[int, Any]] = {}  # storage inside a functorch wrapper -> (value, guard)
         self.adopt: Callable[[Tensor], int] = lambda tensor: self.leaf("unknown", Unknown.UNSEEN)
 
-    def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, code: Any = None, at: int = 0) -> int:
+    def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, grad: bool = False) -> int:
         number = self.next()
-        self.entries[number] = (LEAVES, kind, call, (), False, code, at, port, name, None)
+        self.entries[number] = (LEAVES, kind, call, (), grad, None, 0, port, name, None)
         return number
 
-    def gradient(self, tensor: Tensor) -> int:
-        """A value that only autograd knows how it came about; the walk goes on in its graph."""
+    def gradient(self, tensor: Tensor, through: bool = False) -> int:
+        """A value that only autograd knows how it came about; the walk goes on in its graph.
+
+        ``through``: what ``autograd.grad`` gave was computed from the insides of layers, so the walk goes through these too.
+        """
         number = self.next()
-        self.entries[number] = (GRADIENT, "", -1, (), True, None, 0, tensor.grad_fn, tensor.output_nr, None)
+        self.entries[number] = (GRADIENT, "", -1, (), True, None, 0, tensor.grad_fn, tensor.output_nr, through)
         return number
 
     def know(self, tensor: Tensor, value: int) -> None:
@@ -298,7 +301,7 @@ class ShadowMode(TorchFunctionMode):
                 continue
             grad = tensor.requires_grad
             if facts.name == "autograd.grad" and grad:
-                tape.know(tensor, tape.gradient(tensor))
+                tape.know(tensor, tape.gradient(tensor, through=True))
                 continue
             if slots:
                 tape.know(tensor, self._entry(facts, (parents[i],), grad, before, after, None))

@@ -88,9 +88,11 @@ class View:
             role = _ROLES.get(node.kind)
             if role is None:
                 owner = self.owner[node.call] if node.call >= 0 else -1
-                role = DATA if owner >= 0 else OPERATION if node.kind == "op" else PASS
+                role = DATA if owner >= 0 else OPERATION if node.kind == "op" and node.name else PASS
             roles.append(role)
-        return Ways(roles, [n.parents for n in self.graph.nodes])
+        nodes = self.graph.nodes
+        parents = [n.parents if n.grad else tuple(p if p < 0 else ~p for p in n.parents) for n in nodes]
+        return Ways(roles, parents, [n.grad for n in nodes])
 
     def leaving(self, atom: int) -> tuple[int, int | None]:
         """The layer call that a node belongs to, and the port by which it left (None: a side door)."""
@@ -166,7 +168,7 @@ class View:
         if found is not None:
             return found
         found = []
-        stack: list[tuple[int, int, bool, Outer | None]] = [(e, join, True, None) for e in reversed(self.graph.nodes[join].parents)]
+        stack: list[tuple[int, int, bool, Outer | None]] = [(e, join, True, None) for e in reversed(self.ways.parents[join])]
         while stack:
             edge, reader, flows, outer = stack.pop()
             node, flows = (edge, flows) if edge >= 0 else (~edge, False)
@@ -175,7 +177,7 @@ class View:
             for atom, diff in self.ways.elements(node):
                 if self.folded.get(atom) == reader:
                     within = Outer(atom, node, outer)
-                    inner += [(e, atom, flows and diff, within) for e in self.graph.nodes[atom].parents]
+                    inner += [(e, atom, flows and diff, within) for e in self.ways.parents[atom]]
                 elif self.ways.roles[atom] != CONSTANT:
                     rest.append(Reference(atom, flows and diff, node, outer))
             if rest:

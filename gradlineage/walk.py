@@ -33,6 +33,7 @@ class Ways:
     Args:
         roles: one role per node.
         parents: one tuple of (possibly inverted) node numbers per node, each smaller than the node's own number.
+        grads: per node, whether it can take gradient at all; read for origins only. All can where it is left out.
 
     Attributes:
         origin: per node the one data origin all its data ways lead to, itself for origins and joins, -1 where only leaves feed it.
@@ -42,7 +43,7 @@ class Ways:
 
     __slots__ = ("_depth", "_diff", "_fork", "_forkdiff", "_toward", "joins", "origin", "parents", "roles", "visits")
 
-    def __init__(self, roles: Sequence[int], parents: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, roles: Sequence[int], parents: Sequence[tuple[int, ...]], grads: Sequence[bool] | None = None) -> None:
         self.roles, self.parents = roles, parents
         count = len(roles)
         self.origin = [-1] * count
@@ -54,8 +55,10 @@ class Ways:
         self._fork = list(range(count))  # the nearest node below in which several kinds of origin come together
         self._forkdiff = [True] * count
         for node in range(count):
-            if roles[node] == DATA:
-                self.origin[node] = node
+            if roles[node] >= DATA:
+                self._diff[node] = self._forkdiff[node] = grads is None or grads[node]
+                if roles[node] == DATA:
+                    self.origin[node] = node
             elif roles[node] < DATA and parents[node]:
                 self._meet(node)
 

@@ -1,0 +1,101 @@
+"""Inside of layer calls: which arguments were used, what came in by another door, whose parameters were borrowed.
+
+Each layer's operations are walked once, from what it returned or wrote back to the values made before it began.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from gradlineage.record import CallNote, Recorder
+from gradlineage.shadow import CALL, GRADIENT, LEAVES, OP
+
+__all__ = ["Inside", "bypassed", "hidden_values", "look_inside"]
+
+
+class Inside:
+    """What one layer call took in: values from outside in order of first use, and whether all of it was seen."""
+
+    __slots__ = ("complete", "taken")
+
+    def __init__(self) -> None:
+        self.taken: dict[int, None] = {}
+        self.complete = True
+
+
+def look_inside(recorder: Recorder, layer: list[bool]) -> dict[int, Inside]:
+    """For every layer call, what its outputs were computed from."""
+    entries = recorder.tape.entries
+    made: defaultdict[int, list[int]] = defaultdict(list)  # per layer call, its operations
+    for number, entry in list(entries.items()):
+        if entry[0] == OP and entry[2] >= 0 and layer[entry[2]]:
+            made[entry[2]].append(number)
+    return {call.index: _inside(entries, call, made.get(call.index, [])) for call in recorder.calls if layer[call.index]}
+
+
+def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, made: list[int]) -> Inside:
+    found = Inside()
+    starts = [_plain(entries[value][3][0]) for *_, value in call.outputs] or made  # without outputs: what it wrote
+    seen: set[int] = set()
+    stack = list(reversed(starts))
+    while stack:
+        number = stack.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        kind, _, owner, parents, *_ = entries[number]
+        if number > call.start and kind == OP and owner == call.index:
+            stack.extend(_plain(p) for p in reversed(parents))
+        elif number > call.start and kind == GRADIENT:
+            found.complete = False  # autograd alone knows: scripts, C++
+        elif number > call.start and kind == LEAVES and entries[number][1] == "unknown":
+            found.complete = False
+            found.taken.setdefault(number)
+        else:
+            found.taken.setdefault(number)
+    return found
+
+
+def _plain(edge: int) -> int:
+    return edge if edge >= 0 else ~edge
+
+
+def hidden_values(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: Inside) -> list[int]:
+    """What entered a layer neither as an argument nor as its own parameter, buffer or constant."""
+    given = {value for *_, value in call.inputs}
+    own = f"{call.path}." if call.path else ""
+    hidden = []
+    for value in inside.taken:
+        kind, name, *_ = entries[value]
+        if value in given or kind == CALL and value > call.start:
+            continue
+        if kind == LEAVES and (name == "constant" or name in ("parameter", "buffer") and str(entries[value][8]).startswith(own)):
+            continue
+        hidden.append(value)
+    return hidden
+
+
+def bypassed(recorder: Recorder, layer: list[bool], insides: dict[int, Inside]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    """Parameters used though the module that owns them was never called, with the calls that used them."""
+    entries = recorder.tape.entries
+    called = {call.path for call in recorder.calls}
+    users: defaultdict[str, set[int]] = defaultdict(set)
+
+    def use(value: int, call: int) -> None:
+        kind, name, *_ = entries[value]
+        if kind == LEAVES and name == "parameter":
+            full = str(entries[value][8])
+            owner = full.rpartition(".")[0].split(".parametrizations")[0]
+            if owner not in called:
+                users[full].add(call)
+
+    for number, inside in insides.items():
+        for value in inside.taken:
+            use(value, number)
+    for entry in list(entries.values()):
+        if entry[0] == OP and (entry[2] < 0 or not layer[entry[2]]):
+            for parent in entry[3]:
+                use(_plain(parent), entry[2])
+    return [(name, tuple(sorted(calls))) for name, calls in users.items()]
