@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["rebuild", "tensors_in"]
+__all__ = ["rebuild", "replaceable", "tensors_in"]
 
 _PLAIN = (str, bytes, int, float, complex, bool, type, type(None), torch.dtype, torch.device, torch.Size, torch.Generator, torch.nn.Module)
 _PLAIN_EXACT = frozenset((*_PLAIN[:-1], types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, slice, range))
@@ -63,9 +63,22 @@ def _parts(value: Any, depth: int) -> list[tuple[str, Any]]:
     for cls in type(value).__mro__:
         slots = cls.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
-            if isinstance(slot, str) and slot not in ("__dict__", "__weakref__") and isinstance(cls.__dict__.get(slot), types.MemberDescriptorType):
+            if (
+                isinstance(slot, str)
+                and slot not in ("__dict__", "__weakref__")
+                and isinstance(cls.__dict__.get(slot), types.MemberDescriptorType)
+            ):
                 parts.append((f".{slot}", getattr(value, slot, None)))
     return parts
+
+
+def replaceable(value: Any) -> set[int]:
+    """The ids of the tensors that `rebuild` can replace."""
+    if isinstance(value, torch.Tensor):
+        return {id(value)}
+    if type(value) in (tuple, list):
+        return {i for item in value for i in replaceable(item)}
+    return {i for item in value.values() for i in replaceable(item)} if type(value) is dict else set()
 
 
 def rebuild(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:

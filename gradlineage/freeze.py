@@ -15,16 +15,28 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from gradlineage.graph import CallRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
-from gradlineage.record import CallNote, Recorder, _line
+from gradlineage.notes import CallNote, line_of, looks
+from gradlineage.record import Recorder
 from gradlineage.shadow import CALL, GRADIENT, OP, Unknown, _disable
 
-__all__ = ["freeze"]
+__all__ = ["freeze", "short_path"]
 
 #: Nodes whose empty slots are absent weights and biases, not lost operands.
-_OPTIONAL_SLOTS = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Slow", "Mkldnn", "Embedding", "Cudnn")
+_OPTIONAL_SLOTS = (
+    "Convolution",
+    "NativeBatchNorm",
+    "CudnnBatchNorm",
+    "NativeLayerNorm",
+    "NativeGroupNorm",
+    "Slow",
+    "Mkldnn",
+    "Embedding",
+    "Cudnn",
+)
 
 
 def freeze(recorder: Recorder, outputs: Sequence[tuple[str, torch.Tensor]] | None = None, notes: Sequence[str] = ()) -> Graph:
@@ -77,12 +89,12 @@ class _Freezer:
             final = []
             for name, tensor in outputs:
                 value = recorder.value(tensor)
-                final.append(self._value(name, (name, tensor.shape, tensor.dtype, tensor.device, value)))
+                final.append(self._value(name, (name, *looks(tensor), value)))
         if not final and calls and outputs is None:
             notes.append("The output holds no tensor" + ("." if any(self.layer) else ", and no layer ran: is the forward a generator?"))
-        models = recorder.models
+        models = recorder.registry.models
         name = type(models[""]).__name__ if "" in models else ", ".join(f"{k}={type(m).__name__}" for k, m in models.items())
-        own = {id(p): p for m in models.values() for p in nn.Module.parameters(m) if not isinstance(p, nn.parameter.UninitializedTensorMixin)}
+        own = {id(p): p for m in models.values() for p in nn.Module.parameters(m) if not is_lazy(p)}
         total = sum(p.numel() for p in own.values())
         trainable = sum(p.numel() for p in own.values() if p.requires_grad)
         borrowed = tuple(bypassed(recorder, self.layer, insides))
@@ -179,7 +191,7 @@ class _Freezer:
     def _op_at(self, sequence: int, last: bool = True) -> int | None:
         """The operation on the tape whose last node, or one of whose nodes, has this sequence number."""
         if self._ranges is None:
-            spans = sorted((e[7], e[8], n) for n, e in self.tape.entries.items() if e[0] == OP and e[4] and e[8] > e[7])
+            spans = sorted((e[7], e[8], n) for n, e in self.tape.entries.items() if e[0] == OP and e[8] > e[7])
             self._ranges = [s[0] for s in spans], [(s[1], s[2]) for s in spans]
         starts, ends = self._ranges
         index = bisect.bisect_right(starts, sequence) - 1
@@ -214,7 +226,14 @@ class _Freezer:
             elif not parents or not (through or name.startswith(_OPTIONAL_SLOTS)):
                 parents.append((Unknown.LOST_OPERAND if self.recorder.shadow else Unknown.NO_GRADIENT, False))
         name = name.rstrip("0123456789").removesuffix("Backward")
-        fields = {"kind": "op", "name": f"~{_snake(name)}", "call": call, "order": self._order, "where": self._where(None, 0, call), "grad": True}
+        fields = {
+            "kind": "op",
+            "name": f"~{_snake(name)}",
+            "call": call,
+            "order": self._order,
+            "where": self._where(None, 0, call),
+            "grad": True,
+        }
         return fields, parents
 
     def _call_at(self, sequence: int) -> int:
@@ -235,8 +254,8 @@ class _Freezer:
             return self._where(note.code, note.code_at)
         name = self._files.get(code.co_filename)
         if name is None:
-            name = self._files[code.co_filename] = _short(code.co_filename)
-        return f"{name}:{_line(code, at)}"
+            name = self._files[code.co_filename] = short_path(code.co_filename)
+        return f"{name}:{line_of(code, at)}"
 
 
 def _is_layer(call: CallNote) -> bool:
@@ -246,7 +265,7 @@ def _is_layer(call: CallNote) -> bool:
     return call.parent >= 0 or bool(call.outputs) or not call.has_modules
 
 
-def _short(file: str) -> str:
+def short_path(file: str) -> str:
     """A file's name below the folder it is imported from: ``torchvision/models/resnet.py``."""
     best = ""
     for folder in (*sys.path, os.getcwd()):
@@ -289,7 +308,7 @@ def _argument_names(call: CallNote) -> list[str]:
     """``x``, ``tensors[1]``, ``args[0]``: after the signature of the forward."""
     if not call.inputs:
         return []
-    positions = _positions(call.signature)
+    positions = _positions(call.forward)
     names = []
     for (place, suffix), *_ in call.inputs:
         if isinstance(place, str):

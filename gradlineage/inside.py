@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from gradlineage.record import CallNote, Recorder
+from gradlineage.notes import CallNote
+from gradlineage.record import Recorder
 from gradlineage.shadow import CALL, GRADIENT, LEAVES, OP
 
 __all__ = ["Inside", "bypassed", "hidden_values", "look_inside"]
@@ -69,9 +70,9 @@ def hidden_values(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: I
     hidden = []
     for value in inside.taken:
         kind, name, *_ = entries[value]
-        if value in given or kind == CALL and value > call.start:
+        if value in given or (kind == CALL and value > call.start):
             continue
-        if kind == LEAVES and (name == "constant" or name in ("parameter", "buffer") and str(entries[value][8]).startswith(own)):
+        if kind == LEAVES and (name == "constant" or (name in ("parameter", "buffer") and str(entries[value][8]).startswith(own))):
             continue
         hidden.append(value)
     return hidden

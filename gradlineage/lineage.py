@@ -139,11 +139,14 @@ _FLOW_FACTS = ("name", "shape", "dtype", "device", "used")
 class Flow:
     """One tensor at the border of a call or join, and what feeds it.
 
-    ``used`` is False for an argument on which the call's outputs do not depend, None where that is not known. ``shape`` is a tuple of sizes (a ragged size of a nested tensor is a string), ``dtype`` and ``device`` are torch's names for them. All
-    three are empty for operands of joins and hidden flows, which are not noted.
+    ``used`` is False for an argument on which the call's outputs do not depend, None where that is not known. ``shape`` is a tuple of sizes (a
+    ragged size of a nested tensor is a string), ``dtype`` and ``device`` are torch's names for them; all three are empty for operands of joins
+    and hidden flows, which are not noted.
     """
 
     __slots__ = ("_lineage", "_references", "device", "dtype", "name", "shape", "used")
+    _lineage: Lineage
+    _references: tuple[Reference, ...]
     used: bool | None
     name: str
     shape: tuple[int | str, ...] | None
@@ -160,7 +163,8 @@ class Flow:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Flow):
             return NotImplemented
-        return self.__reduce__()[1][1:] == other.__reduce__()[1][1:] and self._lineage == other._lineage
+        same = all(getattr(self, key) == getattr(other, key) for key in ("_references", *_FLOW_FACTS))
+        return same and self._lineage == other._lineage
 
     def __hash__(self) -> int:
         return hash((self.name, self.shape, self.dtype))
@@ -421,7 +425,9 @@ class Lineage:
         """All layer calls that something of it reaches, in running order."""
         return self._picked(self._view.downstream(*self._index(item)))
 
-    def between(self, first: str | tuple[str, int] | Source | Call | Join, last: str | tuple[str, int] | Source | Call | Join) -> tuple[Call, ...]:
+    def between(
+        self, first: str | tuple[str, int] | Source | Call | Join, last: str | tuple[str, int] | Source | Call | Join
+    ) -> tuple[Call, ...]:
         """The layer calls on some way from ``first`` to ``last``, both left out, in running order."""
         return self._picked(self._view.downstream(*self._index(first)) & self._view.upstream(*self._index(last)))
 

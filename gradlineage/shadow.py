@@ -24,12 +24,12 @@ __all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "ShadowMode", "Tape", "Unknown"]
 
 Tensor = torch.Tensor
 _disable = torch._C.DisableTorchFunction
-_sequence = torch.autograd._get_sequence_nr
+_sequence = torch._C._autograd._get_sequence_nr
 _backward = torch._C._current_graph_task_id
 _level = torch._C._functorch.maybe_current_level
 _Wrapper = types.MethodWrapperType
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
-_TENSOR_GETTERS = frozenset("data T mT H mH real imag".split())
+_TENSOR_GETTERS = frozenset(["data", "T", "mT", "H", "mH", "real", "imag"])
 
 OP, CALL, GRADIENT, LEAVES = range(4)
 """Kinds of entries on the tape: an operation, a value as it left a call, a value that only autograd knows, an end of the search."""
@@ -42,6 +42,7 @@ class Unknown:
         "made where neither autograd nor the function mode sees it (numpy, a C++ extension, a scripted function without gradient, "
         "another thread, or before the pass began); make it with torch calls inside the forward, or register it as a buffer"
     )
+    BACKWARD = "a gradient that a backward pass left in .grad; the lineage of a backward is not recorded"
     EARLIER = "computed before this recording began; detach it between passes, or open the recording before the first of them"
     NO_GRADIENT = "autograd keeps no way through here and the shadow plane is off; record with shadow=True"
     LOST_OPERAND = "an operand without gradient of an operation that only autograd saw; its other operands are named"
@@ -50,13 +51,13 @@ class Unknown:
 class Tape:
     """Everything noted during one recording: entries by number, numbers by tensor, writes by storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, adopt: Callable[[Tensor], int]) -> None:
+        self.adopt = adopt  # what to make of a tensor that was never seen
         self.entries: dict[int, tuple[Any, ...]] = {}
         self.next = itertools.count().__next__  # atomic under the interpreter lock, as is setting a key
         self.values: dict[int, tuple[Any, int, int]] = {}  # id(tensor) -> (weak reference, value, when)
         self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> (value, when, when last overwritten whole, guard)
         self.wrapped: dict[int, tuple[int, Any]] = {}  # storage inside a functorch wrapper -> (value, guard)
-        self.adopt: Callable[[Tensor], int] = lambda tensor: self.leaf("unknown", Unknown.UNSEEN)
 
     def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, grad: bool = False) -> int:
         number = self.next()
@@ -124,7 +125,8 @@ class Tape:
 def storage_of(tensor: Tensor) -> int:
     """Address of the tensor's storage object, 0 where it has none (sparse, functorch wrappers)."""
     try:
-        return tensor.untyped_storage()._cdata
+        address: int = tensor.untyped_storage()._cdata
+        return address
     except (NotImplementedError, RuntimeError):
         return 0
 
@@ -133,7 +135,7 @@ def guard_of(tensor: Tensor) -> Any:
     """Keeps the address of a storage from being used again, not its memory."""
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    return StorageWeakRef(tensor.untyped_storage())
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def gather(value: Any, into: list[Tensor]) -> None:
@@ -150,15 +152,18 @@ def gather(value: Any, into: list[Tensor]) -> None:
         gather((value.start, value.stop, value.step), into)
 
 
-def place(frame: Any) -> tuple[Any, int]:
-    """(code, instruction) of the first frame outside torch and this package, (None, 0) inside of a torch module's forward."""
-    for _ in range(24):
+def place(frame: Any, across_calls: bool = False) -> tuple[Any, int]:
+    """(code, instruction) of the first frame outside torch and this package.
+
+    (None, 0) within the forward of one of torch's own modules, where the call's own place says more, unless ``across_calls``.
+    """
+    for _ in range(64):
         if frame is None:
             break
         code = frame.f_code
         if not code.co_filename.startswith(_INSIDE):
             return code, frame.f_lasti
-        if code.co_name == "_call_impl":
+        if code.co_name == "_call_impl" and not across_calls:
             break
         frame = frame.f_back
     return None, 0
@@ -170,18 +175,23 @@ class ShadowMode(TorchFunctionMode):
     Args:
         tape: where to.
         stack: numbers of the calls under way in this thread, the innermost last.
-        before_write: called with a tensor and its facts before it is written in place.
+        before_write: called with a tensor before it is written in place.
+        is_parameter: whether a tensor is registered; such a one stays itself when an optimizer writes it between calls.
     """
 
-    def __init__(self, tape: Tape, stack: list[Any], before_write: Callable[[Tensor], None] | None) -> None:
+    def __init__(
+        self, tape: Tape, stack: list[Any], before_write: Callable[[Tensor], None] | None, is_parameter: Callable[[Tensor], bool]
+    ) -> None:
         super().__init__()
-        self.tape, self.stack, self.before_write = tape, stack, before_write
+        self.tape, self.stack, self.before_write, self.is_parameter = tape, stack, before_write, is_parameter
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if type(func) is _Wrapper:
             name = getattr(func.__self__, "__name__", "")
             if func.__name__ == "__get__":
+                if name == "grad":
+                    return self._gradient(func(*args, **kwargs))
                 if name not in _TENSOR_GETTERS:
                     return func(*args, **kwargs)
                 facts = facts_of(_getter(name))
@@ -216,6 +226,11 @@ class ShadowMode(TorchFunctionMode):
                 return self._careful(func, facts, args, kwargs, operands, out)
         return self._note(func, facts, args, kwargs, operands, out)
 
+    def _gradient(self, grad: Tensor | None) -> Tensor | None:
+        if grad is not None and self.tape.known(grad) is None and grad.grad_fn is None:
+            self.tape.know(grad, self.tape.leaf("unknown", Unknown.BACKWARD))
+        return grad
+
     def _careful(self, func: Any, facts: Facts, args: Any, kwargs: Any, operands: list[Tensor], out: Any) -> Any:
         """Subclasses and functorch wrappers: look at tensors without waking their own ``__torch_function__``, but let the call do so."""
 
@@ -249,7 +264,9 @@ class ShadowMode(TorchFunctionMode):
                 version = -2 if kwargs.get("inplace") or any(a is True for a in args) else -1
         if out is not None:
             gather(out, written)
-            whole = True
+            whole = all(_is_all(t) for t in written)
+            if not whole:
+                parents += [~tape.base_value(t) for t in written]
         if self.before_write is not None and (written or facts.statistics):
             training = facts.statistics and kwargs.get("training", kwargs.get("use_input_stats", True))
             for t in operands if training else written:
@@ -262,11 +279,10 @@ class ShadowMode(TorchFunctionMode):
         if isinstance(result, Tensor):
             if written and any(result is t for t in written):
                 return result
-            if result is first:
-                if facts.metadata:
-                    if facts.name == "detach":
-                        tape.know(result, self._entry(facts, tuple(parents), False, before, after, None))
-                elif version == -2 or (version >= 0 and result._version != version):
+            if first is not None and result is first:
+                if facts.metadata and facts.name == "detach":
+                    tape.know(result, self._entry(facts, tuple(parents), False, before, after, None))
+                elif not facts.metadata and (version == -2 or (version >= 0 and result._version != version)):
                     self._wrote(facts, [result], False, tuple(parents), before, after)
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
                 tape.know(result, self._entry(facts, tuple(parents), result.requires_grad, before, after, result))
@@ -295,16 +311,16 @@ class ShadowMode(TorchFunctionMode):
         """Outputs share an entry; those without gradient have one of their own, so that top-k's indices are told from its values."""
         tape = self.tape
         entries: dict[bool, int] = {}
-        slots = facts.name in _SLOTWISE and len(made) == len(parents)
+        slots = _slot_count(facts, made, parents)
         for i, tensor in enumerate(made):
             if any(tensor is t for t in operands):
                 continue
             grad = tensor.requires_grad
-            if facts.name == "autograd.grad" and grad:
+            if facts.name == "autograd.grad" and grad and _level() is None:
                 tape.know(tensor, tape.gradient(tensor, through=True))
                 continue
             if slots:
-                tape.know(tensor, self._entry(facts, (parents[i],), grad, before, after, None))
+                tape.know(tensor, self._entry(facts, parents[i::slots], grad, before, after, None))
                 continue
             if grad not in entries:
                 entries[grad] = self._entry(facts, parents, grad, before, after, tensor)
@@ -332,9 +348,11 @@ class ShadowMode(TorchFunctionMode):
 
     def _wrote(self, facts: Facts, written: list[Tensor], whole: bool, parents: tuple[int, ...], before: int, after: int) -> None:
         tape = self.tape
-        several = len(written) > 1 and len(parents) % len(written) == 0
+        slots = _slot_count(facts, written, parents)
         for i, tensor in enumerate(written):
-            own = parents[i :: len(written)] if several else parents  # _foreach_ and multi-tensor functions go slot by slot
+            if not self.stack and self.is_parameter(tensor):
+                continue
+            own = parents[i::slots] if slots else parents
             number = self._entry(facts, own, tensor.requires_grad, before, after, tensor)
             if facts.repoints:
                 tape.know(tensor, number)
@@ -356,6 +374,12 @@ _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under w
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
 
 
+def _slot_count(facts: Facts, tensors: Sequence[Tensor], parents: tuple[int, ...]) -> int:
+    """How many slots a function on several tensors at once has, each output made of the inputs in its slot alone; 0 for other functions."""
+    slotwise = facts.name in _SLOTWISE or facts.name.startswith("_foreach")
+    return len(tensors) if slotwise and parents and len(parents) % len(tensors) == 0 else 0
+
+
 def _is_all(tensor: Tensor) -> bool:
     """Whether a tensor covers the whole of its storage."""
     try:
@@ -367,7 +391,7 @@ def _is_all(tensor: Tensor) -> bool:
 def _covers(tensor: Tensor, index: Any) -> bool:
     """Whether ``tensor[index] = ...`` writes every element; only for indices that make a view."""
     parts = index if isinstance(index, tuple) else (index,)
-    if any(isinstance(p, Tensor | list) or isinstance(p, bool) for p in parts):
+    if any(isinstance(p, Tensor | list | bool) for p in parts):
         return False
     return all(p is Ellipsis or p is None or p == slice(None) for p in parts) or _whole_view(tensor, index)
 

@@ -89,7 +89,9 @@ class Facts:
             self.writes = tuple(
                 i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write and not a.kwarg_only
             )
-        elif bare in ("__setitem__", "data=") or (bare.endswith("_") and not bare.endswith("__")) or (bare.startswith("__i") and self.name in _BINARY):
+        elif bare in ("__setitem__", "data="):
+            self.writes = (0,)
+        elif (bare.endswith("_") and not bare.endswith("__")) or (bare.startswith("__i") and self.name in _BINARY):
             self.writes = (0,)
         self.overwrites = bool(self.writes) and bare in _OVERWRITES
 

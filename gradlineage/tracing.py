@@ -13,9 +13,10 @@ from torch import nn
 
 from gradlineage.containers import tensors_in
 from gradlineage.errors import TraceError
-from gradlineage.freeze import _short, freeze
+from gradlineage.freeze import freeze, short_path
 from gradlineage.lineage import Lineage
-from gradlineage.record import Recorder, _line
+from gradlineage.notes import line_of
+from gradlineage.record import Recorder
 
 __all__ = ["Recording", "recording", "trace"]
 
@@ -93,9 +94,10 @@ class Recording:
         with contextlib.ExitStack() as undo:
             _switches.set()
             undo.callback(_switches.reset)
-            if self._recorder.saved is not None:
-                undo.callback(self._recorder.restore)
-                undo.enter_context(_random_state(self._recorder.models))
+            keeper = self._recorder.keeper
+            if keeper is not None:
+                undo.callback(keeper.restore)
+                undo.enter_context(_random_state(self._recorder.registry.models))
             undo.callback(self._recorder.stop)
             self._recorder.start()
             if self._dropper is not None:
@@ -113,14 +115,14 @@ class Recording:
         """Say where in the model the user's own exception came from."""
         recorder = self._recorder
         inside = [c for c in recorder.calls if c.failed] or recorder._stack()
-        names = ", ".join(type(m).__name__ for m in recorder.models.values())
+        names = ", ".join(type(m).__name__ for m in recorder.registry.models.values())
         if not inside or getattr(error, "__gradlineage__", False):
             return
         call = inside[-1]
         label = call.path or call.type
         if call.nth:
             label += f"[{call.nth}]"
-        spot = f" at {_short(call.code.co_filename)}:{_line(call.code, call.code_at)}" if call.code is not None else ""
+        spot = f" at {short_path(call.code.co_filename)}:{line_of(call.code, call.code_at)}" if call.code is not None else ""
         error.add_note(f"while tracing {names}, in call {label}{spot}")
 
     def lineage(self, *outputs: Any) -> Lineage:
@@ -136,7 +138,9 @@ class Recording:
         if outputs:
             named = [item for i, output in enumerate(outputs) for item in tensors_in(output, f"[{i}]" if len(outputs) > 1 else "")]
             if not named:
-                raise TraceError(f"lineage() was given {type(outputs[0]).__name__}, in which there is no tensor; give the tensors to explain, or nothing")
+                raise TraceError(
+                    f"lineage() was given {type(outputs[0]).__name__}, in which there is no tensor; give the tensors to explain, or nothing"
+                )
         notes = [f"The pass broke off in {c.path or c.type}." for c in self._recorder.calls if c.failed][-1:]
         return Lineage(freeze(self._recorder, named, notes))
 
@@ -151,7 +155,9 @@ class Recording:
             recorder.nodes.pop()
 
 
-def recording(model: nn.Module | Mapping[str, nn.Module], *, shadow: bool = True, drop_saved: bool = False, restore: bool = False) -> Recording:
+def recording(
+    model: nn.Module | Mapping[str, nn.Module], *, shadow: bool = True, drop_saved: bool = False, restore: bool = False
+) -> Recording:
     """Record everything that runs in a ``with`` block: training steps, ``generate`` loops, several models.
 
     Autograd's graph is kept, so the user's own ``loss.backward()`` works as ever. A module that hands its input through is told from that
@@ -196,15 +202,13 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
         ['0']
     """
     models = _models(model, "trace")
-    notes = []
+    notes: list[str] = []
     for drop in (True, False):
         attempt = Recording(models, shadow=True, drop_saved=drop, alias=True, restore=True)
         try:
             with attempt:
-                result = model(*args, **kwargs)
-                graph_outputs = None
-                del result
-            graph = freeze(attempt._recorder, graph_outputs, notes)
+                model(*args, **kwargs)
+            graph = freeze(attempt._recorder, None, notes)
         except Exception as error:
             if drop and _wanted_saved(attempt, error):
                 notes.append("The forward differentiates: it ran a second time, with saved activations kept.")
@@ -219,7 +223,11 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
 def _wanted_saved(attempt: Recording, error: Exception) -> bool:
     """Whether a pass failed only because saved tensors were dropped or hooked."""
     asked = attempt._dropper is not None and attempt._dropper.asked
-    return asked or isinstance(error, _NeedsSaved) or (isinstance(error, RuntimeError) and "saved tensor" in str(error) and "hooks" in str(error))
+    return (
+        asked
+        or isinstance(error, _NeedsSaved)
+        or (isinstance(error, RuntimeError) and "saved tensor" in str(error) and "hooks" in str(error))
+    )
 
 
 def _models(model: object, who: str) -> dict[str, nn.Module]:
@@ -238,8 +246,10 @@ def _models(model: object, who: str) -> dict[str, nn.Module]:
 def _random_state(models: Mapping[str, nn.Module]) -> Iterator[None]:
     """Put torch's random state back, on the CPU and on every CUDA device that holds a parameter or buffer."""
     devices = set()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        devices = {t.device.index for m in models.values() for t in (*nn.Module.parameters(m), *nn.Module.buffers(m)) if t.device.type == "cuda"}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = {
+            t.device.index for m in models.values() for t in (*nn.Module.parameters(m), *nn.Module.buffers(m)) if t.device.type == "cuda"
+        }
         devices.add(torch.cuda.current_device())
     cpu = torch.get_rng_state()
     cuda = {d: torch.cuda.get_rng_state(d) for d in devices}
