@@ -65,6 +65,12 @@ def plain_name(raw: str) -> str:
     return stripped or name
 
 
+def _in_place(bare: str, name: str) -> bool:
+    if bare.startswith("__"):
+        return bare == "__setitem__" or (bare.startswith("__i") and name in _BINARY)
+    return bare == "data=" or bare.endswith("_")
+
+
 class Facts:
     """What one torch function does, as far as its name and schema tell."""
 
@@ -89,9 +95,7 @@ class Facts:
             self.writes = tuple(
                 i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write and not a.kwarg_only
             )
-        elif bare in ("__setitem__", "data="):
-            self.writes = (0,)
-        elif (bare.endswith("_") and not bare.endswith("__")) or (bare.startswith("__i") and self.name in _BINARY):
+        elif _in_place(bare, self.name):
             self.writes = (0,)
         self.overwrites = bool(self.writes) and bare in _OVERWRITES
 

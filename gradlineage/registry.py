@@ -1,0 +1,120 @@
+"""What the models own: paths of modules, names of parameters and buffers, tensors lying about in attributes; and how to put them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from gradlineage.shadow import Tape, gather, storage_of
+
+__all__ = ["Keeper", "Registry"]
+
+_OWN_KEYS = frozenset(nn.Module().__dict__)
+_NO_TENSORS = (int, float, str, nn.Module, type(None))
+
+
+class Registry:
+    """Names by identity. The models keep the tensors alive, and a name is believed only while its module still holds the tensor under it."""
+
+    def __init__(self, models: Mapping[str, nn.Module], tape: Tape) -> None:
+        self.models = dict(models)
+        self.tape = tape
+        self.paths: dict[int, tuple[str, bool]] = {}  # id(module) -> (path, registered)
+        self.hook_dicts: dict[int, str] = {}  # id(its hook dict) -> path: a shallow copy shares the dict
+        self.ignored: set[int] = set()  # parametrizations and what scripts consist of
+        self._names: dict[int, tuple[dict[str, Any], str, str, str]] = {}  # id(tensor) -> (dict, key, full name, kind)
+
+    def add(self, model: nn.Module, prefix: str, registered: bool) -> Iterator[nn.Module]:
+        """Take in a model's modules under a path; yields those to put hooks on."""
+        for path, module in nn.Module.named_modules(model, prefix=prefix):
+            if id(module) in self.ignored:
+                self._take(path, module)
+                continue
+            if isinstance(module, ParametrizationList):
+                self.ignored.update(map(id, nn.Module.modules(module)))
+                self._take(path, module)
+                continue
+            if id(module) in self.paths:
+                continue
+            self.paths[id(module)] = (path, registered)
+            if isinstance(module, torch.jit.ScriptModule):  # one layer; its parameters are made anew on every access
+                self.ignored.update(id(m) for m in nn.Module.modules(module) if m is not module)
+            else:
+                self._take(path, module)
+                self.hook_dicts[id(module._forward_hooks)] = path
+            yield module
+
+    def _take(self, path: str, module: nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        dot = f"{path}." if path else ""
+        for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
+            for key, tensor in members.items():
+                if tensor is not None and id(tensor) not in self._names:
+                    self._names[id(tensor)] = (members, key, dot + key, kind)
+        for key, value in module.__dict__.items():
+            if key not in _OWN_KEYS and not isinstance(value, _NO_TENSORS):
+                self._attribute(dot + key, value)
+
+    def _attribute(self, name: str, value: Any) -> None:
+        """A plain tensor that lies in a module when the pass begins is a constant, unless an earlier pass computed it."""
+        found: list[torch.Tensor] = []
+        gather(value, found)
+        for tensor in found:
+            if id(tensor) not in self._names and self.tape.known(tensor) is None and tensor.is_leaf:
+                self.tape.know(tensor, self.tape.leaf("constant", name, grad=tensor.requires_grad))
+
+    def name(self, tensor: torch.Tensor) -> tuple[str, str] | None:
+        """(``parameter`` or ``buffer``, full name), also of one that a module got during the pass."""
+        found = self._names.get(id(tensor))
+        if found is not None and found[0].get(found[1]) is tensor:
+            return found[3], found[2]
+        if isinstance(tensor, nn.Parameter) or found is not None or tensor.is_leaf:
+            for path, module in self.modules():
+                for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
+                    for key, value in members.items():
+                        if value is tensor:
+                            name = f"{path}.{key}" if path else key
+                            self._names[id(tensor)] = (members, key, name, kind)
+                            return kind, name
+        return None
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """(path, module) for every module that is not a script."""
+        for prefix, model in self.models.items():
+            for path, module in nn.Module.named_modules(model, prefix=prefix):
+                if not isinstance(module, torch.jit.ScriptModule):
+                    yield path, module
+
+
+class Keeper:
+    """Copies a parameter or buffer before it is first written, and puts it back. What isn't written isn't copied."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._storages: dict[int, list[torch.Tensor]] | None = None
+
+    def before_write(self, tensor: torch.Tensor) -> None:
+        if not tensor.is_leaf:
+            return
+        if self._storages is None:
+            self._storages = {}
+            for _, module in self.registry.modules():
+                for member in (*module._parameters.values(), *module._buffers.values()):
+                    if member is not None and (storage := storage_of(member)):
+                        self._storages.setdefault(storage, []).append(member)
+        for member in self._storages.get(storage_of(tensor), ()):
+            if id(member) not in self.saved:
+                with torch.no_grad():
+                    self.saved[id(member)] = member, member.detach().clone()
+
+    def restore(self) -> None:
+        for tensor, copy in self.saved.values():
+            with torch.no_grad():
+                tensor.data.copy_(copy)
+        self.saved.clear()
