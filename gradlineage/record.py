@@ -188,7 +188,7 @@ class Recorder:
     def _after(self, module: nn.Module, output: Any) -> Any:
         stack = self._stack()
         wanted = id(module)
-        if not any(call.module_id == wanted for call in stack):
+        if not stack or (stack[-1].module_id != wanted and all(call.module_id != wanted for call in stack)):
             return None
         while True:
             call = stack.pop()

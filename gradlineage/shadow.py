@@ -28,6 +28,7 @@ _sequence = torch._C._autograd._get_sequence_nr
 _backward = torch._C._current_graph_task_id
 _level = torch._C._functorch.maybe_current_level
 _Wrapper = types.MethodWrapperType
+_ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _TENSOR_GETTERS = frozenset(["data", "T", "mT", "H", "mH", "real", "imag"])
 
@@ -221,7 +222,7 @@ class ShadowMode(TorchFunctionMode):
                     gather(arg, operands)
         else:
             out = None
-        if types or _level() is not None:
+        if (types and not _ORDINARY.issuperset(types)) or _level() is not None:
             with _disable():
                 return self._careful(func, facts, args, kwargs, operands, out)
         return self._note(func, facts, args, kwargs, operands, out)
