@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradlineage.errors import FormatError, LineageError, NameNotFound, TraceError, UsageError
-from gradlineage.lineage import Call, Flow, Join, Lineage, Link, Source
+from gradlineage.lineage import Break, Call, Flow, Join, Lineage, Link, Source
 
 if TYPE_CHECKING:
     from gradlineage.tracing import Recording, recording, trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "Call", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source", "TraceError", "UsageError",
+    "Break", "Call", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source", "TraceError", "UsageError",
     "recording", "trace",
 ]  # fmt: skip
 

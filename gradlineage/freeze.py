@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from gradlineage.graph import CallRecord, Graph, Node, ValueRecord
+from gradlineage.breaks import Cut, find_cuts
+from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
 from gradlineage.notes import CallNote, line_of, looks
 from gradlineage.record import Recorder
@@ -98,11 +99,17 @@ class _Freezer:
         total = sum(p.numel() for p in own.values())
         trainable = sum(p.numel() for p in own.values() if p.requires_grad)
         borrowed = tuple(bypassed(recorder, self.layer, insides))
-        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed)
+        breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
+        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks)
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
         return ValueRecord(name, _shape(shape), str(dtype).removeprefix("torch."), str(device), self._number(value), used)
+
+    def _break(self, cut: Cut) -> BreakRecord:
+        entry = self.tape.entries[cut.number]
+        before, after = ([self._number(v) for v in values] for values in (cut.before, cut.after))
+        return BreakRecord(cut.op, self._where(entry[5], entry[6], cut.call), cut.call, tuple(before), tuple(after))
 
     def _hidden(self, call: CallNote, inside: Inside | None) -> tuple[ValueRecord, ...]:
         if inside is None:

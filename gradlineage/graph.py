@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CallRecord", "Graph", "Node", "ValueRecord"]
+__all__ = ["BreakRecord", "CallRecord", "Graph", "Node", "ValueRecord"]
 
 
 class Node(NamedTuple):
@@ -69,6 +69,16 @@ class CallRecord(NamedTuple):
     hidden: tuple[ValueRecord, ...] = ()
 
 
+class BreakRecord(NamedTuple):
+    """A place where gradient stops: what did it, in which call, the nodes whose gradient is cut off, the nodes without gradient after it."""
+
+    op: str
+    where: str
+    call: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
 class Graph(NamedTuple):
     """All of it. ``outputs`` are what the root calls returned, or what the user asked about."""
 
@@ -80,3 +90,4 @@ class Graph(NamedTuple):
     trainable: int
     notes: tuple[str, ...] = ()
     bypassed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used by calls though their module was never called
+    breaks: tuple[BreakRecord, ...] = ()

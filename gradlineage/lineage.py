@@ -19,7 +19,7 @@ from gradlineage.view import Reference, View
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Call", "Flow", "Join", "Lineage", "Link", "Source"]
+__all__ = ["Break", "Call", "Flow", "Join", "Lineage", "Link", "Source"]
 
 SourceKind = Literal["call", "input", "parameter", "buffer", "constant", "unknown"]
 
@@ -49,6 +49,23 @@ class Source:
     index: int | None = None
     name: str | None = None
     reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """A way on which the gradient stops.
+
+    Attributes:
+        op: what stopped it: ``detach``, ``argmax``, ``no_grad``, ``long`` ...
+        where: ``file:line`` of it; of the first operation in a ``no_grad`` region.
+        before: the sources that are cut off.
+        after: labels of the layer calls that are starved on this way, and ``output`` if the result is.
+    """
+
+    op: str
+    where: str
+    before: tuple[Source, ...]
+    after: tuple[str, ...]
 
 
 class _Handle:
@@ -357,6 +374,20 @@ class Lineage:
     def bypassed(self) -> tuple[tuple[str, tuple[Call, ...]], ...]:
         """Parameters used though their module was never called (``F.linear(x, self.a.weight)``, ``a.forward(x)``), with the calls that did."""
         return tuple((name, tuple(Call(self, c) for c in calls if c >= 0)) for name, calls in self._graph.bypassed)
+
+    @cached_property
+    def breaks(self) -> tuple[Break, ...]:
+        """The places where gradient stops, once each, in running order. None in a pass that ran without gradient as a whole."""
+        found = []
+        for record in self._graph.breaks:
+            sources: dict[Source, None] = {}
+            for node in record.before:
+                for atom, ops, diff in self._view.sources(self._view.references(node)):
+                    if diff:
+                        sources[self._source(atom, ops, diff)] = None
+            after = [self._view.call_label(c) if c >= 0 else "output" for c in self._view.readers_of(record.after)]
+            found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
+        return tuple(found)
 
     # -- looking things up ---------------------------------------------------------------------------------------------------------
 

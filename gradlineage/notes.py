@@ -32,6 +32,7 @@ class CallNote:
     code: Any
     code_at: int
     pending: BaseException | None  # the exception being handled when it began
+    grad_enabled: bool
     sequence: int = 0
     sequence_end: int = -1
     start: int = 0  # numbers on the tape above this one were made during the call or later

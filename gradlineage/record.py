@@ -143,7 +143,7 @@ class Recorder:
         script = isinstance(module, torch.jit.ScriptModule)
         call = CallNote(
             len(self.calls), path, nth, stack[-1].index if stack else -1, str(module.original_name) if script else type(module).__name__, registered,
-            id(module), len(module._modules) > 0, own_parameters(module), None if script else type(module).forward, code, at, sys.exc_info()[1],
+            id(module), len(module._modules) > 0, own_parameters(module), None if script else type(module).forward, code, at, sys.exc_info()[1], torch.is_grad_enabled(),
         )  # fmt: skip
         self.calls.append(call)
         for position, arg in itertools.chain(enumerate(args), kwargs.items()):

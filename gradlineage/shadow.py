@@ -58,6 +58,7 @@ class Tape:
         self.next = itertools.count().__next__  # atomic under the interpreter lock, as is setting a key
         self.values: dict[int, tuple[Any, int, int]] = {}  # id(tensor) -> (weak reference, value, when)
         self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> (value, when, when last overwritten whole, guard)
+        self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on
         self.wrapped: dict[int, tuple[int, Any]] = {}  # storage inside a functorch wrapper -> (value, guard)
 
     def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, grad: bool = False) -> int:
@@ -302,6 +303,8 @@ class ShadowMode(TorchFunctionMode):
         code, at = place(sys._getframe(2))
         call = self.stack[-1].index if self.stack else -1
         shape = (like.shape, like.dtype, like.device) if like is not None and len(parents) > 1 and like.layout is torch.strided else None
+        if parents and not grad and any(p >= 0 for p in parents):
+            tape.cuts[number] = torch.is_grad_enabled()
         if parents:
             tape.entries[number] = (OP, facts.name, call, parents, grad, code, at, before, after, shape)
         else:

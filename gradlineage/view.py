@@ -271,6 +271,38 @@ class View:
             found[atom] = tuple(names)
         return found
 
+    def readers_of(self, nodes: Iterable[int]) -> list[int]:
+        """The layer calls that take in a value computed from one of these nodes and from no other call in between; -1 for the output."""
+        children, flows = self._uses
+        seen = set(nodes)
+        stack = list(seen)
+        found: set[int] = set()
+        while stack:
+            node = stack.pop()
+            found.update(flows.get(node, ()))
+            for child in children.get(node, ()):
+                if child not in seen:
+                    seen.add(child)
+                    stack.append(child)
+        return sorted(found, key=lambda c: (c < 0, c))
+
+    @cached_property
+    def _uses(self) -> tuple[dict[int, list[int]], dict[int, set[int]]]:
+        """Per node, the nodes computed from it in view, and the layer calls (-1: the output) that take it in."""
+        children: defaultdict[int, list[int]] = defaultdict(list)
+        for index, parents in enumerate(self.ways.parents):
+            if self.ways.roles[index] in (OPERATION, PASS):
+                for edge in parents:
+                    children[edge if edge >= 0 else ~edge].append(index)
+        flows: defaultdict[int, set[int]] = defaultdict(set)
+        for index in self.shown:
+            if self.is_layer(index):
+                for value in self.graph.calls[index].inputs:
+                    flows[value.node].add(index)
+        for value in self.graph.outputs:
+            flows[value.node].add(-1)
+        return children, flows
+
     # -- labels --------------------------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -664,3 +664,51 @@ def test_sixty_stacked_diamonds() -> None:
         return m.b(h)
 
     assert fed(gradlineage.trace(Net(run, a=lin(), s=lin(), b=lin()), data()), "b") == [["a", "s"]]
+
+
+# -- breaks -------------------------------------------------------------------------------------------------------------------------------------
+
+
+def broken(lineage: Lineage) -> list[tuple[str, list[str], list[str]]]:
+    return [(b.op, [s.label for s in b.before], list(b.after)) for b in lineage.breaks]
+
+
+def test_breaks_name_the_operation_what_it_cuts_off_and_what_it_starves() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.fc(x)
+        code = m.score(h).argmax(-1)
+        return m.head(h.detach() * 2) + m.emb(code) + m.last(torch.relu(h).long().float())
+
+    lineage = gradlineage.trace(Net(run, fc=lin(), score=lin(), head=lin(), emb=nn.Embedding(4, 4), last=lin()), data())
+    assert broken(lineage) == [("argmax", ["score"], ["emb"]), ("detach", ["fc"], ["head"]), ("long", ["fc"], ["last"])]
+    assert all("test_trace.py:" in b.where for b in lineage.breaks)
+
+
+def test_no_grad_region_is_one_break() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            f = m.backbone(m.stem(x)) * 2
+        return m.head(f)
+
+    lineage = gradlineage.trace(Net(run, stem=lin(), backbone=nn.Sequential(lin(), nn.ReLU(), lin()), head=lin()), data())
+    (one,) = lineage.breaks
+    assert one.op == "no_grad"
+    assert "head" in one.after
+    assert "stem.weight" in [s.label for s in one.before]
+
+
+def test_layer_that_runs_without_gradient_is_a_break() -> None:
+    class Frozen(nn.Module):
+        @torch.no_grad()
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    lineage = gradlineage.trace(Net(lambda m, x: m.b(m.norm(m.a(x))), a=lin(), norm=Frozen(), b=lin()), data())
+    assert broken(lineage) == [("no_grad", ["a"], ["b"])]
+
+
+def test_pass_without_gradient_has_no_breaks() -> None:
+    net = Net(lambda m, x: m.b(m.a(x).argmax(-1)), a=lin(), b=nn.Embedding(4, 4))
+    with torch.no_grad():
+        assert gradlineage.trace(net, data()).breaks == ()
+    assert gradlineage.trace(net.requires_grad_(False), data()).breaks == ()
