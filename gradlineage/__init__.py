@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Break", "Call", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source", "TraceError", "UsageError",
-    "recording", "trace",
+    "Break", "Call", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source", "TraceError",
+    "UsageError", "recording", "trace",
 ]  # fmt: skip
 
 _LAZY = frozenset(("Recording", "recording", "trace"))

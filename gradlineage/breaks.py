@@ -6,7 +6,7 @@ import dataclasses
 
 from gradlineage.inside import Inside
 from gradlineage.record import Recorder
-from gradlineage.shadow import CALL, OP
+from gradlineage.tape import CALL, OP
 
 __all__ = ["Cut", "find_cuts"]
 

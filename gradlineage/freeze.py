@@ -22,7 +22,7 @@ from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
 from gradlineage.notes import CallNote, line_of, looks
 from gradlineage.record import Recorder
-from gradlineage.shadow import CALL, GRADIENT, OP, Unknown, _disable
+from gradlineage.tape import CALL, GRADIENT, OP, Unknown
 
 __all__ = ["freeze", "short_path"]
 
@@ -48,7 +48,7 @@ def freeze(recorder: Recorder, outputs: Sequence[tuple[str, torch.Tensor]] | Non
         outputs: what to name as the outputs, instead of what the root calls returned.
         notes: sentences for the reader.
     """
-    with _disable():
+    with torch._C.DisableTorchFunction():
         return _Freezer(recorder).graph(outputs, list(notes))
 
 

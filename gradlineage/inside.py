@@ -11,7 +11,7 @@ from typing import Any
 
 from gradlineage.notes import CallNote
 from gradlineage.record import Recorder
-from gradlineage.shadow import CALL, GRADIENT, LEAVES, OP
+from gradlineage.tape import CALL, GRADIENT, LEAVES, OP
 
 __all__ = ["Inside", "bypassed", "hidden_values", "look_inside"]
 

@@ -18,10 +18,13 @@ from torch.nn.modules import module as module_hooks
 from gradlineage.containers import rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
-from gradlineage.shadow import CALL, LEAVES, OP, ShadowMode, Tape, Unknown, _disable, _sequence, place, storage_of
+from gradlineage.shadow import ShadowMode
+from gradlineage.tape import CALL, LEAVES, OP, Tape, Unknown, place, storage_of
 
 __all__ = ["Recorder"]
 
+_disable = torch._C.DisableTorchFunction
+_sequence = torch._C._autograd._get_sequence_nr
 _backward = torch._C._current_graph_task_id
 _functorch = torch._C._functorch
 _open: list[Recorder] = []  # recordings under way, in any thread
@@ -141,9 +144,10 @@ class Recorder:
         self._times[path] = nth + 1
         code, at = place(sys._getframe(2), across_calls=True)
         script = isinstance(module, torch.jit.ScriptModule)
+        name = str(module.original_name) if script else type(module).__name__
         call = CallNote(
-            len(self.calls), path, nth, stack[-1].index if stack else -1, str(module.original_name) if script else type(module).__name__, registered,
-            id(module), len(module._modules) > 0, own_parameters(module), None if script else type(module).forward, code, at, sys.exc_info()[1], torch.is_grad_enabled(),
+            len(self.calls), path, nth, stack[-1].index if stack else -1, name, registered, id(module), len(module._modules) > 0,
+            own_parameters(module), None if script else type(module).forward, code, at, sys.exc_info()[1], torch.is_grad_enabled(),
         )  # fmt: skip
         self.calls.append(call)
         for position, arg in itertools.chain(enumerate(args), kwargs.items()):

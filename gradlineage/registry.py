@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlineage.shadow import Tape, gather, storage_of
+from gradlineage.tape import Tape, gather, storage_of
 
 __all__ = ["Keeper", "Registry"]
 
