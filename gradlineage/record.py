@@ -50,6 +50,7 @@ class Recorder:
         self.nodes: list[Any] = []  # autograd nodes touched, in running order: held to the end, see Recording._release
         self.first_sequence = 0
         self.threads: set[int] = set()
+        self.failures: list[tuple[BaseException, CallNote]] = []  # innermost first, while the pass runs
         self._times: dict[str, int] = {}
         self._labels: dict[str, int] = {}
         self._handles: list[Any] = []
@@ -101,6 +102,7 @@ class Recorder:
             hooks.pop(key, None)
         self._handles.clear()
         self._foreign.clear()
+        self.failures.clear()  # exceptions hold frames, and these tensors
         for stack in self._stacks.values():
             while stack:
                 stack.pop().failed = True
@@ -123,6 +125,12 @@ class Recorder:
 
     def _stack(self) -> list[CallNote]:
         return self._stacks.setdefault(threading.get_ident(), [])
+
+    def failing(self, error: BaseException) -> CallNote | None:
+        """The innermost call that an exception came out of."""
+        found = [call for seen, call in self.failures if seen is error]
+        stack = self._stack()
+        return found[0] if found else stack[-1] if stack else None
 
     def _ours(self) -> bool:
         """A thread's own recordings come first; a thread without one works for the only recording there is."""
@@ -200,8 +208,10 @@ class Recorder:
             if call.module_id == wanted:
                 break
             call.failed = True  # left by an exception that no hook saw
-        if output is None and (error := sys.exc_info()[1]) is not None and error is not call.pending:
+        pending, call.pending = call.pending, None
+        if output is None and (error := sys.exc_info()[1]) is not None and error is not pending:
             call.failed = True
+            self.failures.append((error, call))
             return None
         leaving = tensors_in(output)
         if len(leaving) == 1 and leaving[0][1] is output:
@@ -224,7 +234,7 @@ class Recorder:
         inner = self.value(tensor)
         known = tape.known(tensor)
         since = known[2] if known is not None else inner
-        store = tape.stores.get(storage_of(tensor)) if tape.stores else None
+        store = tape.store(tensor) if tape.stores else None
         written = store is not None and store[1] >= call.start
         kind, leaf, *_ = tape.entries[inner]
         fresh = written or (since >= call.start and (kind != LEAVES or leaf == "constant"))
@@ -337,46 +347,28 @@ class Recorder:
         name = self.registry.name(tensor)
         if name is not None:
             return tape.leaf(*name, grad=tensor.requires_grad)
-        wrapped = tape.wrapped.get(storage_of(tensor)) if tape.wrapped else None
-        if wrapped is not None:
-            return wrapped[0]
         node = tensor.grad_fn
         if node is not None:
             claim = self._claim(node, tensor.output_nr)
             if claim is not None:
                 return claim
+            memory = tape.sharing(tensor) if self.shadow and node._sequence_nr() < _sequence() else None
+            if memory is not None and tape.entries[memory][0] == OP and not tensor._is_view():
+                return memory  # what a transform computed within its wrappers
             self.nodes.append(node)
             return tape.gradient(tensor)
         base = tensor._base if tensor._is_view() else None
         if base is not None:
             return self._step("view", tape.value(base), tensor)
+        shared = tape.sharing(tensor) if self.shadow else None
+        if shared is not None:
+            return self._step("alias", shared, tensor)
         if tensor.requires_grad:  # a leaf that no module registered
             return tape.leaf("constant", f"<{type(tensor).__name__} {'x'.join(map(str, tensor.shape))}>", grad=True)
-        if not self.shadow:
-            return tape.leaf("unknown", Unknown.NO_GRADIENT)
-        shared = self._sharing(tensor)
-        return tape.leaf("unknown", Unknown.UNSEEN) if shared is None else self._step("alias", shared, tensor)
+        return tape.leaf("unknown", Unknown.UNSEEN if self.shadow else Unknown.NO_GRADIENT)
 
     def _step(self, name: str, parent: int, tensor: torch.Tensor) -> int:
-        number = self.tape.next()
         stack = self._stack()
-        grad = tensor.requires_grad or self.tape.entries[parent][4]
-        edge = parent if grad else ~parent
-        self.tape.entries[number] = (OP, name, stack[-1].index if stack else -1, (edge,), grad, None, 0, 0, 0, None)
-        return number
-
-    def _sharing(self, tensor: torch.Tensor) -> int | None:
-        """The value of a live tensor over the same memory: ``Parameter(t)``, numpy there and back."""
-        storage = storage_of(tensor)
-        address = tensor.untyped_storage().data_ptr() if storage else 0
-        best: tuple[int, torch.Tensor] | None = None
-        for ref, _, when in list(self.tape.values.values()) if storage else ():
-            other = ref()
-            if other is None or other is tensor or (best is not None and when <= best[0]):
-                continue
-            theirs = storage_of(other)
-            if theirs == storage or (
-                theirs and address and other.device == tensor.device and other.untyped_storage().data_ptr() == address
-            ):
-                best = when, other
-        return None if best is None else self.tape.value(best[1])
+        grad = tensor.requires_grad or (name != "alias" and self.tape.entries[parent][4])
+        edge = ~parent if not grad or (tensor.is_leaf and tensor.requires_grad) else parent
+        return self.tape.step(name, (edge,), stack[-1].index if stack else -1, grad)

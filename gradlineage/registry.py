@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from gradlineage.tape import Tape, gather, storage_of
@@ -96,25 +97,31 @@ class Keeper:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.saved: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # id -> (tensor, its memory, a copy)
         self._storages: dict[int, list[torch.Tensor]] | None = None
+        self._lazy: set[int] = set()
 
     def before_write(self, tensor: torch.Tensor) -> None:
         if not tensor.is_leaf:
+            return
+        if is_lazy(tensor):  # it gets its first values: nothing to go back to
+            self._lazy.add(id(tensor))
             return
         if self._storages is None:
             self._storages = {}
             for _, module in self.registry.modules():
                 for member in (*module._parameters.values(), *module._buffers.values()):
-                    if member is not None and (storage := storage_of(member)):
+                    if member is not None and not is_lazy(member) and (storage := storage_of(member)):
                         self._storages.setdefault(storage, []).append(member)
         for member in self._storages.get(storage_of(tensor), ()):
-            if id(member) not in self.saved:
+            if id(member) not in self.saved and id(member) not in self._lazy:
                 with torch.no_grad():
-                    self.saved[id(member)] = member, member.detach().clone()
+                    self.saved[id(member)] = member, member.data, member.detach().clone()
 
     def restore(self) -> None:
-        for tensor, copy in self.saved.values():
+        for tensor, memory, copy in self.saved.values():
             with torch.no_grad():
-                tensor.data.copy_(copy)
+                memory.copy_(copy)
+                if storage_of(tensor) != storage_of(memory):
+                    tensor.data = memory
         self.saved.clear()

@@ -5,6 +5,7 @@ It asks autograd for ``requires_grad`` alone: reading ``grad_fn`` of every step 
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradlineage.tables import Facts, facts_of
-from gradlineage.tape import LEAVES, OP, Tape, Unknown, gather, guard_of, place, storage_of
+from gradlineage.tape import LEAVES, OP, Tape, Unknown, gather, place
 
 __all__ = ["ShadowMode"]
 
@@ -44,7 +45,7 @@ class ShadowMode(TorchFunctionMode):
         super().__init__()
         self.tape, self.stack, self.before_write, self.is_parameter = tape, stack, before_write, is_parameter
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if type(func) is _Wrapper:
             name = getattr(func.__self__, "__name__", "")
@@ -80,7 +81,14 @@ class ShadowMode(TorchFunctionMode):
                     gather(arg, operands)
         else:
             out = None
-        if (types and not _ORDINARY.issuperset(types)) or _level() is not None:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            dense = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+            if dense is not None and func.name() in _CONTROL_FLOW and torch.utils._python_dispatch._get_current_dispatch_mode() is None:
+                with self:  # the plain Python of it, whose steps are operations like any other; compiling it would hide them
+                    return dense(*args, **kwargs)
+            for arg in (*args, *kwargs.values()):
+                captured(arg, operands)
+        if (classes and not _ORDINARY.issuperset(classes)) or _level() is not None:
             with _disable():
                 return self._careful(func, facts, args, kwargs, operands, out)
         return self._note(func, facts, args, kwargs, operands, out)
@@ -141,12 +149,12 @@ class ShadowMode(TorchFunctionMode):
             if first is not None and result is first:
                 if facts.metadata and facts.name == "detach":
                     tape.know(result, self._entry(facts, tuple(parents), False, before, after, None))
-                elif not facts.metadata and (version == -2 or (version >= 0 and result._version != version)):
+                elif facts.metadata:
+                    tape.touched(result)
+                elif version == -2 or (version >= 0 and result._version != version):
                     self._wrote(facts, [result], False, tuple(parents), before, after)
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
                 tape.know(result, self._entry(facts, tuple(parents), result.requires_grad, before, after, result))
-                if _level() is not None:
-                    self._unwrap(result)
         elif isinstance(result, list | tuple | dict):
             made: list[Tensor] = []
             gather(result, made)
@@ -186,8 +194,6 @@ class ShadowMode(TorchFunctionMode):
             if grad not in entries:
                 entries[grad] = self._entry(facts, parents, grad, before, after, tensor)
             tape.know(tensor, entries[grad])
-            if _level() is not None:
-                self._unwrap(tensor)
 
     def _prepare(
         self, facts: Facts, args: Sequence[Any], operands: list[Tensor], written: list[Tensor], parents: list[int]
@@ -220,19 +226,28 @@ class ShadowMode(TorchFunctionMode):
             else:
                 tape.write(tensor, number, whole)
 
-    def _unwrap(self, tensor: Tensor) -> None:
-        """Under vmap and grad the caller gets the tensor inside back, as a new object: remember its memory."""
-        functorch = torch._C._functorch
-        value = self.tape.values[id(tensor)][1]
-        while functorch.is_functorch_wrapped_tensor(tensor):
-            tensor = functorch.get_unwrapped(tensor)
-        storage = storage_of(tensor)
-        if storage:
-            self.tape.wrapped[storage] = (value, guard_of(tensor))
 
-
+_CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
 _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
+
+
+def captured(value: Any, into: list[Tensor], depth: int = 4) -> None:
+    """The tensors that the functions given to ``cond``, ``scan`` or ``flex_attention`` bring along in their closures."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            captured(item, into, depth)
+    elif isinstance(value, torch.nn.Module):
+        into += value.parameters()
+    elif isinstance(value, types.FunctionType | types.MethodType | functools.partial) and depth:
+        cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
+        held = [c.cell_contents for c in cells if c != types.CellType()]
+        held += [getattr(value, name, None) for name in ("__self__", "func", "args", "__wrapped__")]
+        for item in held:
+            if isinstance(item, Tensor):
+                into.append(item)
+            else:
+                captured(item, into, depth - 1)
 
 
 def _slot_count(facts: Facts, tensors: Sequence[Tensor], parents: tuple[int, ...]) -> int:

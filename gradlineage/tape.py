@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
-__all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "Tape", "Unknown", "gather", "guard_of", "place", "storage_of"]
+__all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "Tape", "Unknown", "gather", "place", "storage_of"]
 
 Tensor = torch.Tensor
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
@@ -31,6 +30,7 @@ class Unknown:
         "made where neither autograd nor the function mode sees it (numpy, a C++ extension, a scripted function without gradient, "
         "another thread, or before the pass began); make it with torch calls inside the forward, or register it as a buffer"
     )
+    WRITTEN = "changed in place by code that the function mode does not see; do that write with torch calls in the forward"
     BACKWARD = "a gradient that a backward pass left in .grad; the lineage of a backward is not recorded"
     EARLIER = "computed before this recording began; detach it between passes, or open the recording before the first of them"
     NO_GRADIENT = "autograd keeps no way through here and the shadow plane is off; record with shadow=True"
@@ -44,10 +44,10 @@ class Tape:
         self.adopt = adopt  # what to make of a tensor that was never seen
         self.entries: dict[int, tuple[Any, ...]] = {}
         self.next = itertools.count().__next__  # atomic under the interpreter lock, as is setting a key
-        self.values: dict[int, tuple[Any, int, int]] = {}  # id(tensor) -> (weak reference, value, when)
-        self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> (value, when, when last overwritten whole, guard)
+        self.values: dict[int, tuple[Any, int, int, int]] = {}  # id(tensor) -> (weak reference, value, when, version then)
+        self.memory: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, last value seen in it)
+        self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> what was written, see `store`
         self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on
-        self.wrapped: dict[int, tuple[int, Any]] = {}  # storage inside a functorch wrapper -> (value, guard)
 
     def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, grad: bool = False) -> int:
         number = self.next()
@@ -64,9 +64,20 @@ class Tape:
         return number
 
     def know(self, tensor: Tensor, value: int) -> None:
-        self.values[id(tensor)] = (weakref.ref(tensor), value, value)
+        """``tensor`` holds ``value`` from now on."""
+        try:
+            version = tensor._version
+        except RuntimeError:  # inference tensors have none
+            version = -1
+        self.values[id(tensor)] = (weakref.ref(tensor), value, value, version)
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):
+            storage = _inner_storage(tensor)
+        if storage is not None:
+            self.memory[storage._cdata] = (weakref.ref(storage), value)
 
-    def known(self, tensor: Tensor) -> tuple[Any, int, int] | None:
+    def known(self, tensor: Tensor) -> tuple[Any, int, int, int] | None:
         found = self.values.get(id(tensor))
         return found if found is not None and found[0]() is tensor else None
 
@@ -75,36 +86,74 @@ class Tape:
         found = self.values.get(id(tensor))
         if found is None or found[0]() is not tensor:
             value = self.adopt(tensor)
-            if id(tensor) not in self.values or self.values[id(tensor)][0]() is not tensor:
+            found = self.known(tensor)
+            if found is None:
                 self.know(tensor, value)
-            found = self.values[id(tensor)]
-        if self.stores:
-            store = self.stores.get(storage_of(tensor))
-            if store is not None and store[1] > found[2]:
-                return self._written(tensor, found, store)
+                found = self.values[id(tensor)]
+        if self.stores and (store := self.store(tensor)) is not None and store[1] > found[2]:
+            return self._written(tensor, found, store)
+        if found[3] >= 0 and tensor._version != found[3]:
+            return self._changed(tensor, found)
         return found[1]
 
-    def _written(self, tensor: Tensor, found: tuple[Any, int, int], store: tuple[int, int, int, Any]) -> int:
+    def _written(self, tensor: Tensor, found: tuple[Any, int, int, int], store: tuple[int, int, int, Any]) -> int:
         """Someone wrote to the storage since: the last writer is the producer, beside the module that had handed the tensor out."""
         value = store[0]
         own = self.entries[found[1]]
         if own[0] == CALL and store[2] <= found[2] and own[7] >= 0 and own[9]:
-            grad = tensor.requires_grad
-            value = self.next()
             writer = self.entries[store[0]]
-            parents = (found[1], store[0]) if grad else (~found[1], ~store[0])
-            self.entries[value] = (OP, writer[1] or "write", writer[2], parents, grad, writer[5], writer[6], 0, 0, None)
-        self.values[id(tensor)] = (found[0], value, self.next())
+            parents = (found[1], store[0]) if tensor.requires_grad else (~found[1], ~store[0])
+            value = self.step(writer[1] or "write", parents, writer[2], tensor.requires_grad, writer[5], writer[6])
+        self.values[id(tensor)] = (found[0], value, self.next(), tensor._version if found[3] >= 0 else -1)
         return value
+
+    def _changed(self, tensor: Tensor, found: tuple[Any, int, int, int]) -> int:
+        """The version counter says that something wrote to it which the mode did not see. A parameter stays itself."""
+        entry = self.entries[found[1]]
+        value = found[1]
+        if entry[0] != LEAVES or entry[1] not in ("parameter", "buffer"):
+            old = value if tensor.requires_grad else ~value
+            value = self.step("write", (old, ~self.leaf("unknown", Unknown.WRITTEN)), -1, tensor.requires_grad)
+        self.values[id(tensor)] = (found[0], value, self.next(), tensor._version)
+        return value
+
+    def touched(self, tensor: Tensor) -> None:
+        """``tensor`` was changed in place in what its value does not depend on, such as its shape."""
+        found = self.known(tensor)
+        if found is not None and found[3] >= 0:
+            self.values[id(tensor)] = (*found[:3], tensor._version)
+
+    def step(self, name: str, parents: tuple[int, ...], call: int, grad: bool, code: Any = None, at: int = 0) -> int:
+        """An operation that no function call shows."""
+        number = self.next()
+        self.entries[number] = (OP, name, call, parents, grad, code, at, 0, 0, None)
+        return number
 
     def write(self, tensor: Tensor, value: int, whole: bool) -> None:
         """``tensor``'s memory holds ``value`` from now on."""
+        old = self.store(tensor)
         self.know(tensor, value)
         storage = storage_of(tensor)
-        if storage:
-            old = self.stores.get(storage)
-            guard = old[3] if old is not None else guard_of(tensor)
-            self.stores[storage] = (value, value, value if whole else old[2] if old is not None else -1, guard)
+        if storage in self.memory:
+            self.stores[storage] = (value, value, value if whole else old[2] if old is not None else -1, self.memory[storage][0])
+
+    def store(self, tensor: Tensor) -> tuple[int, int, int, Any] | None:
+        """What was last written to the tensor's memory: (value, when, when last overwritten as a whole, weak reference to the storage)."""
+        found = self.stores.get(storage_of(tensor))
+        return found if found is not None and found[3]() is not None else None
+
+    def sharing(self, tensor: Tensor) -> int | None:
+        """The last value seen in the memory of a tensor that is new to us: ``Parameter(t)``, what vmap hands back, numpy there and back."""
+        storage = storage_of(tensor)
+        found = self.memory.get(storage)
+        if found is not None and found[0]() is not None:
+            return found[1]
+        address = tensor.untyped_storage().data_ptr() if storage else 0
+        for ref, value in list(self.memory.values()) if address else ():
+            other = ref()
+            if other is not None and other.data_ptr() == address and other.device == tensor.device:
+                return value
+        return None
 
     def base_value(self, tensor: Tensor) -> int:
         """What the whole memory behind ``tensor`` holds: a partial write leaves the rest of it as it was."""
@@ -121,9 +170,12 @@ def storage_of(tensor: Tensor) -> int:
         return 0
 
 
-def guard_of(tensor: Tensor) -> Any:
-    """Keeps the address of a storage from being used again, not its memory."""
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+def _inner_storage(tensor: Tensor) -> Any:
+    """The storage within functorch's wrappers: the caller of a transform gets the tensor inside back, as a new object."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.untyped_storage() if storage_of(tensor) else None
 
 
 def gather(value: Any, into: list[Tensor]) -> None:

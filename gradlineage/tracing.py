@@ -86,6 +86,7 @@ class Recording:
         self._stack = contextlib.ExitStack()
         self._dropper = _Dropper() if drop_saved else None
         self._state = "new"
+        self._notes: list[str] = []
 
     def __enter__(self) -> Recording:
         if self._state != "new":
@@ -113,16 +114,13 @@ class Recording:
 
     def _annotate(self, error: BaseException) -> None:
         """Say where in the model the user's own exception came from."""
-        recorder = self._recorder
-        inside = [c for c in recorder.calls if c.failed] or recorder._stack()
-        names = ", ".join(type(m).__name__ for m in recorder.registry.models.values())
-        if not inside or getattr(error, "__gradlineage__", False):
+        call = self._recorder.failing(error)
+        if call is None:
             return
-        call = inside[-1]
-        label = call.path or call.type
-        if call.nth:
-            label += f"[{call.nth}]"
+        names = ", ".join(type(m).__name__ for m in self._recorder.registry.models.values())
+        label = (call.path or call.type) + (f"[{call.nth}]" if call.nth else "")
         spot = f" at {short_path(call.code.co_filename)}:{line_of(call.code, call.code_at)}" if call.code is not None else ""
+        self._notes.append(f"The pass broke off in call {label}{spot}: {type(error).__name__}.")
         error.add_note(f"while tracing {names}, in call {label}{spot}")
 
     def lineage(self, *outputs: Any) -> Lineage:
@@ -141,8 +139,7 @@ class Recording:
                 raise TraceError(
                     f"lineage() was given {type(outputs[0]).__name__}, in which there is no tensor; give the tensors to explain, or nothing"
                 )
-        notes = [f"The pass broke off in {c.path or c.type}." for c in self._recorder.calls if c.failed][-1:]
-        return Lineage(freeze(self._recorder, named, notes))
+        return Lineage(freeze(self._recorder, named, self._notes))
 
     def _release(self) -> None:
         """Let go of autograd's nodes, consumers first: a deep graph freed in any other order overruns the C stack."""
