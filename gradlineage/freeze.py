@@ -168,7 +168,7 @@ class _Freezer:
             note = self.recorder.calls[call]
             return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
         where = self._where(code, at, call) if code is not None else ""
-        return {"kind": name, "name": eighth, "where": where, "grad": grad}, []
+        return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "where": where, "grad": grad}, []
 
     # -- autograd's graph ----------------------------------------------------------------------------------------------------------
 

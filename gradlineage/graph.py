@@ -13,7 +13,8 @@ __all__ = ["BreakRecord", "CallRecord", "Graph", "Node", "ValueRecord"]
 class Node(NamedTuple):
     """One value and how it came about.
 
-    ``kind`` is ``op``, ``call`` (a value as it left a module call), ``input``, ``parameter``, ``buffer``, ``constant`` or ``unknown``.
+    ``kind`` is ``op``, ``call`` (a value as it left a module call), ``input``, ``parameter``, ``buffer``, ``constant``,
+    ``unknown`` or ``empty`` (an unknown that is named only where nothing else feeds the tensor).
     ``parents`` are node numbers, smaller than the node's own; ``~p`` where that operand did not require grad. ``grad`` says whether the value
     itself does: gradient flows along an edge where both hold, and an operation without ``grad`` that has a parent ``p >= 0`` breaks it off.
     """

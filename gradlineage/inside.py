@@ -72,7 +72,7 @@ def hidden_values(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: I
         kind, name, *_ = entries[value]
         if value in given or (kind == CALL and value > call.start):
             continue
-        if kind == LEAVES and (name == "constant" or (name in ("parameter", "buffer") and str(entries[value][8]).startswith(own))):
+        if kind == LEAVES and (name in ("constant", "empty") or (name in ("parameter", "buffer") and str(entries[value][8]).startswith(own))):
             continue
         hidden.append(value)
     return hidden

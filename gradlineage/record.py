@@ -19,7 +19,7 @@ from gradlineage.containers import rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, LEAVES, OP, Tape, Unknown, place, storage_of
+from gradlineage.tape import CALL, LEAVES, OP, Tape, Unknown, inner_tensors, place, storage_of
 
 __all__ = ["Recorder"]
 
@@ -237,7 +237,7 @@ class Recorder:
         store = tape.store(tensor) if tape.stores else None
         written = store is not None and store[1] >= call.start
         kind, leaf, *_ = tape.entries[inner]
-        fresh = written or (since >= call.start and (kind != LEAVES or leaf == "constant"))
+        fresh = written or (since >= call.start and (kind != LEAVES or leaf in ("constant", "empty")))
         shared = not fresh
         if not fresh and movable:
             tensor = self._alias(tensor)
@@ -363,6 +363,10 @@ class Recorder:
         shared = tape.sharing(tensor) if self.shadow else None
         if shared is not None:
             return self._step("alias", shared, tensor)
+        parts = inner_tensors(tensor)
+        if parts:
+            edges = tuple(tape.value(t) if t.requires_grad else ~tape.value(t) for t in parts)
+            return tape.step(type(tensor).__name__, edges, self._stack()[-1].index if self._stack() else -1, tensor.requires_grad)
         if tensor.requires_grad:  # a leaf that no module registered
             return tape.leaf("constant", f"<{type(tensor).__name__} {'x'.join(map(str, tensor.shape))}>", grad=True)
         return tape.leaf("unknown", Unknown.UNSEEN if self.shadow else Unknown.NO_GRADIENT)

@@ -83,7 +83,7 @@ class ShadowMode(TorchFunctionMode):
             out = None
         if isinstance(func, torch._ops.HigherOrderOperator):
             dense = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
-            if dense is not None and func.name() in _CONTROL_FLOW and torch.utils._python_dispatch._get_current_dispatch_mode() is None:
+            if dense is not None and func.__name__ in _CONTROL_FLOW and torch.utils._python_dispatch._get_current_dispatch_mode() is None:
                 with self:  # the plain Python of it, whose steps are operations like any other; compiling it would hide them
                     return dense(*args, **kwargs)
             for arg in (*args, *kwargs.values()):
@@ -173,7 +173,8 @@ class ShadowMode(TorchFunctionMode):
         if parents:
             tape.entries[number] = (OP, facts.name, call, parents, grad, code, at, before, after, shape)
         else:
-            tape.entries[number] = (LEAVES, "constant", call, (), grad, code, at, -1, facts.name, None)
+            kind = "empty" if facts.name in _EMPTY else "constant"
+            tape.entries[number] = (LEAVES, kind, call, (), grad, code, at, -1, facts.name, None)
         return number
 
     def _several(self, facts: Facts, made: list[Tensor], operands: list[Tensor], parents: tuple[int, ...], before: int, after: int) -> None:
@@ -228,6 +229,7 @@ class ShadowMode(TorchFunctionMode):
 
 
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
+_EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"))
 _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
 

@@ -27,6 +27,7 @@ SHAPE_ONLY: dict[str, frozenset[int]] = {
         new_empty_strided new is_same_size""".split(),
         frozenset({0}),
     ),
+    "_nested_view_from_jagged": frozenset({2}),  # a dummy that only carries a type
     **dict.fromkeys("expand_as view_as reshape_as type_as resize_as resize_as_ to".split(), frozenset({1})),
 }
 

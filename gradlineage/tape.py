@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "Tape", "Unknown", "gather", "place", "storage_of"]
+__all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "Tape", "Unknown", "gather", "inner_tensors", "place", "storage_of"]
 
 Tensor = torch.Tensor
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
@@ -31,6 +31,10 @@ class Unknown:
         "another thread, or before the pass began); make it with torch calls inside the forward, or register it as a buffer"
     )
     WRITTEN = "changed in place by code that the function mode does not see; do that write with torch calls in the forward"
+    EMPTY = (
+        "memory from torch.empty that nothing which was seen has filled (a collective of torch.distributed, a C++ extension, or nobody); "
+        "fill it with torch calls, or use torch.zeros"
+    )
     BACKWARD = "a gradient that a backward pass left in .grad; the lineage of a backward is not recorded"
     EARLIER = "computed before this recording began; detach it between passes, or open the recording before the first of them"
     NO_GRADIENT = "autograd keeps no way through here and the shadow plane is off; record with shadow=True"
@@ -72,9 +76,17 @@ class Tape:
         self.values[id(tensor)] = (weakref.ref(tensor), value, value, version)
         try:
             storage = tensor.untyped_storage()
-        except (NotImplementedError, RuntimeError):
-            storage = _inner_storage(tensor)
-        if storage is not None:
+            self.memory[storage._cdata] = (weakref.ref(storage), value)
+        except (NotImplementedError, RuntimeError):  # a wrapper of functorch's
+            self._know_inside(_unwrapped(tensor), value)
+        if type(tensor) is not Tensor:
+            for inner in inner_tensors(tensor):
+                self._know_inside(inner, value)
+
+    def _know_inside(self, tensor: Tensor, value: int) -> None:
+        """What a wrapper holds can come out as a new object: remember its memory."""
+        if storage_of(tensor) and self.known(tensor) is None:
+            storage = tensor.untyped_storage()
             self.memory[storage._cdata] = (weakref.ref(storage), value)
 
     def known(self, tensor: Tensor) -> tuple[Any, int, int, int] | None:
@@ -148,10 +160,10 @@ class Tape:
         found = self.memory.get(storage)
         if found is not None and found[0]() is not None:
             return found[1]
-        address = tensor.untyped_storage().data_ptr() if storage else 0
+        address = _address(tensor.untyped_storage()) if storage else 0
         for ref, value in list(self.memory.values()) if address else ():
             other = ref()
-            if other is not None and other.data_ptr() == address and other.device == tensor.device:
+            if other is not None and _address(other) == address and other.device == tensor.device:
                 return value
         return None
 
@@ -170,12 +182,26 @@ def storage_of(tensor: Tensor) -> int:
         return 0
 
 
-def _inner_storage(tensor: Tensor) -> Any:
-    """The storage within functorch's wrappers: the caller of a transform gets the tensor inside back, as a new object."""
+def _unwrapped(tensor: Tensor) -> Tensor:
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
-    return tensor.untyped_storage() if storage_of(tensor) else None
+    return tensor
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that a wrapper subclass, such as ``DTensor`` or a jagged nested tensor, is made of."""
+    if not hasattr(type(tensor), "__tensor_flatten__"):
+        return []
+    names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+    return [t for t in (getattr(tensor, name, None) for name in names) if isinstance(t, Tensor)]
+
+
+def _address(storage: Any) -> int:
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:  # subclasses and fake tensors have a storage without memory
+        return 0
 
 
 def gather(value: Any, into: list[Tensor]) -> None:

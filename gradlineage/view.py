@@ -17,7 +17,7 @@ from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS, Ways
 
 __all__ = ["Reference", "View"]
 
-_ROLES = {"input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT}
+_ROLES = {"input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT, "empty": CONSTANT}
 
 
 class Outer(NamedTuple):
@@ -337,7 +337,7 @@ class View:
             return f"input:{node.name}[{nth}]" if nth else f"input:{node.name}"
         if node.kind == "constant":
             return f"constant:{node.name}" if node.name else "constant"
-        return "unknown" if node.kind == "unknown" else node.name
+        return "unknown" if node.kind in ("unknown", "empty") else node.name
 
     @cached_property
     def _by_name(self) -> dict[str, tuple[str, int]]:

@@ -12,47 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from nets import Net, data, fed, lin, names, out
 from torch import Tensor, nn
 
 import gradlineage
-from gradlineage import Flow, Lineage
-
-
-class Net(nn.Module):
-    """A module around a function ``(self, *args)``; its layers are given by name."""
-
-    def __init__(self, run: Callable[..., Any], **layers: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-        for name, layer in layers.items():
-            self.add_module(name, layer)
-
-    def __getattr__(self, name: str) -> Any:
-        return super().__getattr__(name)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self, *args, **kwargs)
-
-
-def lin() -> nn.Linear:
-    return nn.Linear(4, 4)
-
-
-def data(*size: int) -> Tensor:
-    return torch.randn(*(size or (2, 4)))
-
-
-def names(flow: Flow) -> list[str]:
-    return [source.label for source in flow.sources]
-
-
-def fed(lineage: Lineage, key: str | tuple[str, int]) -> list[list[str]]:
-    return [names(flow) for flow in lineage[key].inputs]
-
-
-def out(lineage: Lineage) -> list[list[str]]:
-    return [names(flow) for flow in lineage.outputs]
-
+from gradlineage import Lineage
 
 # -- the founding question ---------------------------------------------------------------------------------------------------------------
 
@@ -74,7 +38,9 @@ def test_layers_that_feed_a_concat_are_named_through_a_functional_relu() -> None
 
 
 def test_a_functional_cat_is_a_join_with_its_operands_in_order() -> None:
-    lineage = gradlineage.trace(Net(lambda m, x: m.head(torch.cat([m.b(x), torch.relu(m.a(x))], 1)), a=lin(), b=lin(), head=nn.Linear(8, 1)), data())
+    lineage = gradlineage.trace(
+        Net(lambda m, x: m.head(torch.cat([m.b(x), torch.relu(m.a(x))], 1)), a=lin(), b=lin(), head=nn.Linear(8, 1)), data()
+    )
     (join,) = lineage.joins
     assert join.label == ":cat"
     assert join.op == "cat"
@@ -267,7 +233,12 @@ def test_write_through_a_view_is_seen_by_the_base_and_other_views(grad: bool) ->
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize(
     "erase",
-    [lambda h, c: h.zero_().add_(c), lambda h, c: h.copy_(c), lambda h, c: h.__setitem__(slice(None), c), lambda h, c: h.__setitem__(..., c)],
+    [
+        lambda h, c: h.zero_().add_(c),
+        lambda h, c: h.copy_(c),
+        lambda h, c: h.__setitem__(slice(None), c),
+        lambda h, c: h.__setitem__(..., c),
+    ],
     ids=["zero", "copy", "slice", "ellipsis"],
 )
 def test_write_that_covers_a_tensor_drops_what_was_there(erase: Callable[[Tensor, Tensor], Any], grad: bool) -> None:
@@ -554,7 +525,9 @@ def test_trace_in_eval_mode_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_output_is_the_same_bit_for_bit() -> None:
     seen: list[Tensor] = []
-    net = Net(lambda m, x: seen.append(m.seq(x)) or seen[-1], seq=nn.Sequential(lin(), nn.Identity(), nn.ReLU(inplace=True), nn.Dropout(), lin()))
+    net = Net(
+        lambda m, x: seen.append(m.seq(x)) or seen[-1], seq=nn.Sequential(lin(), nn.Identity(), nn.ReLU(inplace=True), nn.Dropout(), lin())
+    )
     x = data()
     torch.manual_seed(3)
     net(x)

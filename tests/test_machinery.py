@@ -1,0 +1,265 @@
+# mypy: disable-error-code="no-any-return,no-untyped-call"
+"""Lineage through torch's machinery: control-flow operators, wrapper subclasses, transforms, distributed wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from nets import Net, data, fed, lin, names
+from torch import Tensor, nn
+
+import gradlineage
+
+grad_modes = pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+
+
+def traced(grad: bool, net: nn.Module, *args: Any) -> gradlineage.Lineage:
+    with torch.set_grad_enabled(grad):
+        return gradlineage.trace(net, *args)
+
+
+# -- control-flow operators ----------------------------------------------------------------------------------------------------------------
+
+
+@grad_modes
+def test_cond_is_followed_into_the_branch_that_ran_and_its_closure(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, c = m.a(x), m.c(x)
+        return m.b(torch.cond(h.sum() < 1e9, lambda t: m.inner(t) * c, lambda t: t - 1, (h,)))
+
+    lineage = traced(grad, Net(run, a=lin(), b=lin(), c=lin(), inner=lin()), data())
+    assert fed(lineage, "inner") == [["a"]]
+    assert fed(lineage, "b") == [["inner", "c"]]
+
+
+@grad_modes
+def test_while_loop_is_followed_turn_by_turn(grad: bool) -> None:
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        return m.b(while_loop(lambda i, h: i < 2, lambda i, h: (i + 1, m.cell(h)), (torch.tensor(0), m.a(x)))[1])
+
+    lineage = traced(grad, Net(run, a=lin(), b=lin(), cell=lin()), data())
+    assert fed(lineage, "b") == [["cell[1]"]]
+
+
+@grad_modes
+def test_scan_takes_its_closure_along(grad: bool) -> None:
+    from torch._higher_order_ops.scan import scan
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, c = m.a(x), m.c(x)[0]
+        return m.b(scan(lambda k, v: (k + v + c, k * v), h[0].clone(), h, dim=0)[1])
+
+    assert fed(traced(grad, Net(run, a=lin(), b=lin(), c=lin()), data()), "b") == [["a", "c"]]
+
+
+def test_flex_attention_takes_the_closure_of_its_score_function() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        q, k, v = (part(x)[None, None] for part in (m.q, m.k, m.v))
+        bias = m.bias(x)
+        return m.out(flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[i, 0])[0, 0])
+
+    wide = {name: nn.Linear(4, 16) for name in "qkv"}
+    with pytest.warns(UserWarning, match="without torch.compile"):
+        lineage = traced(False, Net(run, **wide, bias=lin(), out=nn.Linear(16, 4)), data())
+    assert fed(lineage, "out") == [["q", "k", "v", "bias"]]
+
+
+# -- kinds of tensors ----------------------------------------------------------------------------------------------------------------------
+
+
+@grad_modes
+def test_jagged_nested_tensors(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        return m.b(torch.nested.as_nested_tensor([m.a(x), m.c(x)[:1]], layout=torch.jagged)).to_padded_tensor(0.0)
+
+    lineage = traced(grad, Net(run, a=lin(), b=lin(), c=lin()), data())
+    assert fed(lineage, "b") == [["a", "c"]]
+    assert [s.label for s in lineage.outputs[0].sources] == ["b"]
+
+
+@grad_modes
+def test_sparse_tensors(grad: bool) -> None:
+    lineage = traced(grad, Net(lambda m, x: m.b(torch.sparse.mm(m.a(x).to_sparse(), m.c(torch.eye(4)))), a=lin(), b=lin(), c=lin()), data())
+    assert fed(lineage, "b") == [["a", "c"]]
+
+
+@grad_modes
+def test_complex_numbers(grad: bool) -> None:
+    lineage = traced(
+        grad,
+        Net(lambda m, x: m.b(torch.fft.ifft(torch.fft.fft(m.a(x)) * torch.complex(x, m.c(x))).real), a=lin(), b=lin(), c=lin()),
+        data(),
+    )
+    assert fed(lineage, "b") == [["a", "input:args[0]", "c"]]
+
+
+@grad_modes
+def test_packed_sequences(grad: bool) -> None:
+    from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        out, _ = m.rnn(pack_padded_sequence(m.a(x), [3, 2], batch_first=True))
+        return m.b(pad_packed_sequence(out, batch_first=True)[0])
+
+    lineage = traced(grad, Net(run, a=lin(), rnn=nn.GRU(4, 4, batch_first=True), b=lin()), data(2, 3, 4))
+    assert fed(lineage, "rnn") == [["a"], ["a"]]
+    assert {s.path for s in lineage["b"].inputs[0].sources} == {"rnn"}
+
+
+@grad_modes
+def test_parameter_made_from_a_tensor_keeps_its_source_without_gradient(grad: bool) -> None:
+    lineage = traced(grad, Net(lambda m, x: m.b(nn.Parameter(m.a(x))), a=lin(), b=lin()), data())
+    (source,) = lineage["b"].inputs[0].sources
+    assert (source.label, source.differentiable) == ("a", False)
+
+
+# -- several tensors at once -----------------------------------------------------------------------------------------------------------------
+
+
+@grad_modes
+def test_functions_on_several_tensors_relate_slot_to_slot(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        first, second = torch._foreach_add([m.a(x), m.b(x)], [m.c(x), x])
+        left, right = torch.broadcast_tensors(m.a(x), m.b(x)[:1])
+        return m.d(first) + m.e(second) + m.f(left) + m.g(right)
+
+    lineage = traced(grad, Net(run, **{k: lin() for k in "abcdefg"}), data())
+    assert fed(lineage, "d") == [["a[0]", "c"]]
+    assert fed(lineage, "e") == [["b[0]", "input:args[0]"]]
+    assert fed(lineage, "f") == [["a[1]"]]
+    assert fed(lineage, "g") == [["b[1]"]]
+
+
+# -- unseen writes and memory ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
+def test_write_by_a_script_without_gradient_is_unknown_beside_what_was_there() -> None:
+    @torch.jit.script
+    def bump(x: Tensor, y: Tensor) -> None:
+        x.add_(y)
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x) * 1
+        bump(h, m.c(x))
+        return m.b(h)
+
+    (known, unknown) = traced(False, Net(run, a=lin(), b=lin(), c=lin()), data())["b"].inputs[0].sources
+    assert known.label == "a"
+    assert unknown.reason is not None
+    assert unknown.reason.startswith("changed in place")
+
+
+def test_memory_that_nobody_was_seen_to_fill_is_unknown_and_filled_memory_is_not() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        raw = torch.empty(2, 4)
+        filled = torch.empty(2, 4)
+        filled[:1], filled[1:] = m.a(x)[:1], m.c(x)[:1]
+        return m.b(raw) + m.d(filled)
+
+    lineage = traced(False, Net(run, a=lin(), b=lin(), c=lin(), d=lin()), data())
+    assert [s.kind for s in lineage["b"].inputs[0].sources] == ["unknown"]
+    assert fed(lineage, "d") == [["a", "c"]]
+
+
+@grad_modes
+def test_data_can_be_pointed_elsewhere(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x).detach()
+        h.data = m.b(x)
+        return m.c(h)
+
+    assert fed(traced(grad, Net(run, a=lin(), b=lin(), c=lin()), data()), "c") == [["b"]]
+
+
+# -- lazy modules, autocast, state ----------------------------------------------------------------------------------------------------------------
+
+
+def test_lazy_layer_is_initialised_once_and_keeps_its_values() -> None:
+    net = Net(lambda m, x: m.b(m.a(x)), a=nn.LazyLinear(4), b=lin())
+    assert fed(gradlineage.trace(net, data()), "b") == [["a"]]
+    weight = net.a.weight.detach().clone()
+    assert gradlineage.trace(net, data())["a"].parameters == (20, 20)
+    assert torch.equal(weight, net.a.weight)
+
+
+def test_autocast_casts_are_seen_through() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return m.b(m.a(x))
+
+    lineage = gradlineage.trace(Net(run, a=lin(), b=lin()), data())
+    assert fed(lineage, "b") == [["a"]]
+    assert lineage["b"].inputs[0].dtype == "bfloat16"
+
+
+def test_state_of_an_earlier_pass_is_unknown_and_says_so() -> None:
+    net = Net(lambda m, x: m.cell(x, m.state), cell=nn.RNNCell(4, 4))
+    net.state = net.cell(data())
+    (source,) = gradlineage.trace(net, data())["cell"].inputs[1].sources
+    assert source.kind == "unknown"
+    assert source.reason is not None
+    assert source.reason.startswith("computed before this recording")
+
+
+# -- distributed wrappers, one process -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def two_branches() -> nn.Module:
+    return Net(lambda m, x: m.c(torch.relu(m.a(x)) + m.b(x)), a=lin(), b=lin(), c=lin())
+
+
+@grad_modes
+def test_distributed_data_parallel(grad: bool, process_group: None) -> None:
+    lineage = traced(grad, nn.parallel.DistributedDataParallel(two_branches()), data())
+    assert fed(lineage, "module.c") == [["module.a", "module.b"]]
+    assert [names(f) for f in lineage.outputs] == [["module.c"]]
+
+
+@pytest.mark.filterwarnings("ignore")
+@grad_modes
+def test_fully_sharded_modules(grad: bool, process_group: None) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    net = two_branches()
+    for layer in (net.a, net.b, net.c):
+        fully_shard(layer)
+    fully_shard(net)
+    assert fed(traced(grad, net, data()), "c") == [["a", "b"]]
+
+
+@pytest.mark.filterwarnings("ignore")
+@grad_modes
+def test_tensor_parallel_layers(grad: bool, process_group: None) -> None:
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    net = parallelize_module(
+        nn.Sequential(lin(), nn.ReLU(), lin()), init_device_mesh("cpu", (1,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    )
+    lineage = traced(grad, net, data())
+    assert [fed(lineage, k) for k in "012"] == [[["input:input"]], [["0"]], [["1"]]]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_tensors_made_and_unmade_in_the_forward(process_group: None) -> None:
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1,))
+    lineage = traced(True, Net(lambda m, x: m.b((DTensor.from_local(m.a(x), mesh, [Shard(0)]) * 2).to_local()), a=lin(), b=lin()), data())
+    assert fed(lineage, "b") == [["a"]]
