@@ -41,11 +41,14 @@ def find_cuts(recorder: Recorder, layer: list[bool], insides: dict[int, Inside])
         if number not in recorder.tape.cuts:
             continue
         inside = call >= 0 and layer[call]
-        after = [v for v in leaving.get(call, ()) if not entries[v][4]] if inside else [number]
+        after = [v for v in leaving.get(call, ()) if grad or not entries[v][4]] if inside else [number]
         if not after:
             continue
-        before = [p for p in parents if p >= 0]
-        if inside:  # seen from outside the layer, what it took in
+        if grad:  # a custom Function that gives some of its operands none
+            before = [~p for p in parents if p < 0 and entries[~p][4]]
+        else:
+            before = [p for p in parents if p >= 0]
+        if inside and not grad:  # seen from outside the layer, what it took in
             before = [v for v in insides[call].taken if entries[v][4]] or before
         if recorder.tape.cuts[number]:
             cut = Cut(name, number, call)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gradlineage.breaks import Cut, find_cuts
+from gradlineage.functions import regain
 from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
 from gradlineage.notes import CallNote, line_of, looks
@@ -67,6 +68,7 @@ class _Freezer:
 
     def graph(self, outputs: Sequence[tuple[str, torch.Tensor]] | None, notes: list[str]) -> Graph:
         recorder = self.recorder
+        regain(self.tape, lambda node, output: self._edge(node, output, False, None))
         insides = look_inside(recorder, self.layer)
         calls = []
         final: list[ValueRecord] = []

@@ -246,7 +246,7 @@ class Recorder:
             shared = shared or (base is not None and base[2] < call.start)
         grad = tensor.requires_grad
         value = tape.next()
-        tape.entries[value] = (CALL, "", call.index, (inner if grad else ~inner,), grad, None, 0, port, None, shared)
+        tape.entries[value] = (CALL, "", call.index, (inner if grad else ~inner,), grad, None, 0, port, _sequence(), shared)
         if self.shadow:
             tape.know(tensor, value)
         if written and store is not None:
@@ -328,7 +328,8 @@ class Recorder:
     def value(self, tensor: torch.Tensor) -> int:
         """The value a tensor holds now; without the shadow plane, what autograd alone says."""
         if self.shadow:
-            return self.tape.value(tensor)
+            edge = self.tape.edge(tensor)
+            return edge if edge >= 0 else ~edge
         known = self.tape.known(tensor)
         return self._identify(tensor) if known is None or tensor.grad_fn is not None else known[1]
 
@@ -365,7 +366,7 @@ class Recorder:
             return self._step("alias", shared, tensor)
         parts = inner_tensors(tensor)
         if parts:
-            edges = tuple(tape.value(t) if t.requires_grad else ~tape.value(t) for t in parts)
+            edges = tuple(map(tape.edge, parts))
             return tape.step(type(tensor).__name__, edges, self._stack()[-1].index if self._stack() else -1, tensor.requires_grad)
         if tensor.requires_grad:  # a leaf that no module registered
             return tape.leaf("constant", f"<{type(tensor).__name__} {'x'.join(map(str, tensor.shape))}>", grad=True)

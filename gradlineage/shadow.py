@@ -109,10 +109,7 @@ class ShadowMode(TorchFunctionMode):
 
     def _note(self, func: Any, facts: Facts, args: Any, kwargs: Any, operands: list[Tensor], out: Any) -> Any:
         tape = self.tape
-        parents = []
-        for t in operands:
-            value = tape.value(t)
-            parents.append(value if t.requires_grad else ~value)
+        parents = [tape.edge(t) for t in operands]
         written: list[Tensor] = []
         whole = facts.overwrites
         first = args[0] if args else None

@@ -51,6 +51,7 @@ class Tape:
         self.values: dict[int, tuple[Any, int, int, int]] = {}  # id(tensor) -> (weak reference, value, when, version then)
         self.memory: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, last value seen in it)
         self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> what was written, see `store`
+        self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
         self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on
 
     def leaf(self, kind: str, name: str, call: int = -1, port: int = -1, grad: bool = False) -> int:
@@ -127,6 +128,15 @@ class Tape:
             old = value if tensor.requires_grad else ~value
             value = self.step("write", (old, ~self.leaf("unknown", Unknown.WRITTEN)), -1, tensor.requires_grad)
         self.values[id(tensor)] = (found[0], value, self.next(), tensor._version)
+        return value
+
+    def edge(self, tensor: Tensor) -> int:
+        """The value of an operand, inverted where it does not require grad."""
+        value = self.value(tensor)
+        if not tensor.requires_grad:
+            return ~value
+        if not self.entries[value][4] and value not in self.regained and tensor.grad_fn is not None:
+            self.regained[value] = tensor.grad_fn  # what a custom Function returned was computed without gradient
         return value
 
     def touched(self, tensor: Tensor) -> None:

@@ -263,3 +263,72 @@ def test_distributed_tensors_made_and_unmade_in_the_forward(process_group: None)
     mesh = init_device_mesh("cpu", (1,))
     lineage = traced(True, Net(lambda m, x: m.b((DTensor.from_local(m.a(x), mesh, [Shard(0)]) * 2).to_local()), a=lin(), b=lin()), data())
     assert fed(lineage, "b") == [["a"]]
+
+
+# -- custom Functions ----------------------------------------------------------------------------------------------------------------------------
+
+
+def differentiable(lineage: gradlineage.Lineage, key: str) -> dict[str, bool]:
+    return {s.label: s.differentiable for flow in lineage[key].inputs for s in flow.sources}
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return (x > 0).float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+class _HalfGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float, gate: Tensor) -> Tensor:
+        return x * gate * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad, None, None
+
+
+class _Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return a * 1, b * 2
+
+    @staticmethod
+    def backward(ctx: Any, da: Tensor, db: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return da, db
+
+
+def test_straight_through_function_passes_gradient_over_a_comparison() -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: m.b(_StraightThrough.apply(m.a(x))), a=lin(), b=lin()), data())
+    assert differentiable(lineage, "b") == {"a": True}
+    assert lineage.breaks == ()
+
+
+def test_function_whose_backward_returns_none_for_an_operand_breaks_its_gradient() -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: m.b(_HalfGradient.apply(m.a(x), 2.0, m.g(x))), a=lin(), g=lin(), b=lin()), data())
+    assert differentiable(lineage, "b") == {"a": True, "g": False}
+    assert [[s.label for s in b.before] for b in lineage.breaks] == [["g"]]
+
+
+def test_outputs_of_one_function_keep_their_own_sources() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        one, two = _Pair.apply(m.a(x), m.b(x))
+        return m.c(one) + m.d(two)
+
+    lineage = gradlineage.trace(Net(run, a=lin(), b=lin(), c=lin(), d=lin()), data())
+    assert differentiable(lineage, "c") == {"a": True}
+    assert differentiable(lineage, "d") == {"b": True}
+
+
+def test_reentrant_checkpoint_loses_no_gradient() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    net = Net(lambda m, x: m.c(checkpoint(m.block, m.a(x), use_reentrant=True)), a=lin(), block=nn.Sequential(lin(), lin()), c=lin())
+    lineage = gradlineage.trace(net, data())
+    assert differentiable(lineage, "block.0") == {"a": True}
+    assert differentiable(lineage, "c") == {"block.1": True}
+    assert lineage.breaks == ()
