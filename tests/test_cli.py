@@ -392,7 +392,7 @@ def test_target_that_fails_to_build_or_import_is_the_users_error(run: Run) -> No
     status, _, err = run("show net.py:broken")
     assert status == 1 and "OSError: disk on fire" in err and "building the model raised OSError" in err
     Path("imports.py").write_text("import no_such_neighbour")
-    for target in ("imports.py:make", "imports:make"):
+    for target in ("imports:make", "imports.py:make"):
         status, _, err = run(f"show {target}")
         assert status == 1 and "No module named 'no_such_neighbour'" in err
     Path("leaves.py").write_text("raise SystemExit(3)")

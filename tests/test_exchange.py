@@ -116,7 +116,7 @@ def test_collapsed_lineage_comes_back_equal_and_collapsed() -> None:
 
 
 @given(lineages())
-@examples(300)
+@examples(150)
 def test_any_graph_comes_back_equal(lineage: Lineage) -> None:
     text = to_json(lineage)
     assert from_json(text) == lineage
@@ -124,7 +124,7 @@ def test_any_graph_comes_back_equal(lineage: Lineage) -> None:
 
 
 @given(graphs())
-@examples(200)
+@examples(100)
 def test_any_graph_that_is_accepted_can_be_asked_everything(graph: Graph) -> None:
     everything(from_json(to_json(Lineage(graph))))
     if graph.calls:

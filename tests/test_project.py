@@ -98,7 +98,9 @@ def squeeze(text: str) -> list[str]:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_every_snippet_runs_and_prints_what_the_document_says(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_snippet_runs_and_prints_what_the_document_says(
+    path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gradlineage.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -123,7 +125,7 @@ def test_every_snippet_runs_and_prints_what_the_document_says(path: pathlib.Path
             assert [line for line in said if line not in found] == [], printed
 
 
-MY_MODEL = '''
+MY_MODEL = """
 import torch
 from torch import nn
 
@@ -143,7 +145,7 @@ class Model(nn.Module):
 
 def build(depth):
     return Model(depth)
-'''
+"""
 
 
 def test_the_readme_has_its_two_lines() -> None:
@@ -170,3 +172,11 @@ def test_docstring_examples_run() -> None:
     outcome = doctest.testmod(gradlineage.tracing)
     assert outcome.attempted >= 5
     assert outcome.failed == 0
+
+
+def test_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import trace_cost
+
+    assert trace_cost.main(["--rounds", "2", "--models", "mobilenet_v3_small@32"]) == 0
+    assert "x floor" in capsys.readouterr().out

@@ -424,6 +424,23 @@ def test_pass_without_grad_has_no_marks(name: str) -> None:
         assert "⇠" not in trace(name).to_table()
 
 
+def test_layer_run_without_grad_is_marked_where_it_is_used() -> None:
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.student, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                target = self.backbone(x)
+            return self.head(target), self.student(x) - target
+
+    table = gradlineage.trace(Teacher(), torch.ones(2, 4)).to_table()
+    assert cells(table)["head (Linear)"] == "⇠ backbone"
+    assert cells(table)[":sub"] == "student, ⇠ backbone"
+    assert "no_grad at" in table
+
+
 def test_frozen_layers_have_no_gradient_to_lose() -> None:
     net = Cut()
     net.a.requires_grad_(False)

@@ -132,6 +132,8 @@ def test_no_model_is_left_out_in_silence() -> None:
     assert compared >= COMPARABLE, skipped
 
 
+# -- other ways to run them -----------------------------------------------------------------------------------------------------------
+
 SAMPLE = [("classification", "swin_t"), ("classification", "googlenet"), ("quantization", "quantized_shufflenet_v2_x0_5"), ("video", "s3d")]
 
 
@@ -145,9 +147,114 @@ def test_without_gradient_the_answer_is_the_same(family: str, name: str) -> None
     assert not found, report(found)
 
 
+@pytest.mark.parametrize(("family", "name"), SAMPLE)
+def test_with_frozen_parameters_the_answer_is_the_same(family: str, name: str) -> None:
+    model = build(family, name).train()
+    for index, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(index % 3 == 0)
+    inputs, layers = arguments(family, model)
+    found = differences(gradlineage.trace(model, *inputs.values()), truth(model, inputs, layers))
+    assert not found, report(found)
+
+
 @pytest.mark.parametrize("name", ["swin_t", "mobilenet_v3_small", "shufflenet_v2_x0_5"])
 def test_on_the_cpu_the_answer_is_the_same(name: str) -> None:
     model = models.get_model(name, weights=None).eval()
     inputs, layers = arguments("classification", model, "cpu")
     found = differences(gradlineage.trace(model, *inputs.values()), truth(model, inputs, layers))
     assert not found, report(found)
+
+
+# -- detection: lists of images, boxes chosen by their values, masks pasted in place --------------------------------------------------
+
+SMALL = {"min_size": 64, "max_size": 96}
+FEW_PROPOSALS = {
+    **SMALL, "box_score_thresh": 0.0, "box_detections_per_img": 5, "rpn_pre_nms_top_n_test": 50, "rpn_post_nms_top_n_test": 10,
+    "rpn_pre_nms_top_n_train": 50, "rpn_post_nms_top_n_train": 10, "rpn_batch_size_per_image": 16, "box_batch_size_per_image": 8,
+}  # fmt: skip
+FEW_ANCHORS = {"score_thresh": 0.0, "detections_per_img": 5, "topk_candidates": 20}
+DETECTORS: list[str] = models.list_models(module=models.detection)
+
+
+@functools.lru_cache(maxsize=1)
+def detector(name: str) -> nn.Module:
+    options = FEW_PROPOSALS if "rcnn" in name else FEW_ANCHORS if name.startswith("ssd") else FEW_ANCHORS | SMALL
+    torch.manual_seed(0)
+    model: nn.Module = models.get_model(name, weights=None, weights_backbone=None, num_classes=2, **options)
+    return model
+
+
+def scene(name: str, height: int, width: int) -> tuple[Tensor, dict[str, Tensor]]:
+    """A picture and what there is to find in it."""
+    target = {"boxes": torch.tensor([[5.0, 5.0, 30.0, 40.0], [10.0, 8.0, 44.0, 30.0]]), "labels": torch.tensor([1, 1])}
+    if name.startswith("mask"):
+        target["masks"] = torch.ones(2, height, width, dtype=torch.uint8)
+    if name.startswith("keypoint"):
+        target["keypoints"] = torch.rand(2, 17, 3) * 30
+    return torch.rand(3, height, width), target
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", DETECTORS)
+def test_detectors_agree_with_the_fx_graph(name: str, mode: str) -> None:
+    if (name, mode) == ("ssd300_vgg16", "train"):
+        pytest.skip("large, and its size is fixed: once is enough")
+    model = detector(name).train(mode == "train")
+    images, targets = zip(scene(name, 64, 64), scene(name, 48, 80), strict=True)
+    inputs: dict[str, Any] = {"images": list(images)} | ({"targets": list(targets)} if mode == "train" else {})
+    torch.manual_seed(1)  # training samples among the proposals
+    layers = layer_calls(model, inputs)
+    torch.manual_seed(1)
+    expected = truth(model, inputs, layers)
+    torch.manual_seed(1)
+    lineage = gradlineage.trace(model, *inputs.values())
+    assert all(flow.sources for call in lineage.calls for flow in call.inputs)
+    found = differences(lineage, expected)
+    assert not found, report(found)
+
+
+# -- the truth itself -----------------------------------------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    """Little of everything that makes the truth hard to tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.drop, self.act = nn.Dropout(), nn.ReLU(inplace=True)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        a = self.fc(x)
+        b = self.drop(a)
+        c = self.other(y)
+        memory = torch.zeros(3, 4)
+        memory[0] = c[0]
+        old = a + 0
+        self.act(a)
+        c += self.scale
+        return {
+            "handed on": b.expand_as(y), "before": old, "mutated": a, "in place": c, "written": memory, "made": torch.ones_like(x) + 1,
+        }  # fmt: skip
+
+
+def small_truth() -> tuple[Small, list[Tensor], Truth]:
+    model = Small().eval()
+    inputs = {"x": torch.rand(2, 4), "y": torch.rand(2, 4)}
+    return model, list(inputs.values()), truth(model, inputs, layer_calls(model, inputs))
+
+
+def test_truth_is_what_one_reads_off_the_code() -> None:
+    fc, act, other = (("call", path, 0, 0) for path in ("fc", "act", "other"))
+    handed_on, *rest = small_truth()[2].outputs
+    assert act in handed_on  # written since, under another name
+    assert rest == [(fc,), (act,), (other, ("buffer", "scale")), (other,), (CONSTANT,)]
+
+
+def test_a_wrong_source_is_reported() -> None:
+    model, inputs, expected = small_truth()
+    swapped = expected._replace(outputs=expected.outputs[::-1])
+    lineage = gradlineage.trace(model, *inputs)
+    assert len(differences(lineage, swapped)) > len(differences(lineage, expected))
+    assert differences(lineage, expected._replace(calls=expected.calls[:-1]))

@@ -26,6 +26,8 @@ __all__ = ["Answer", "Tracker", "tensors", "track"]
 _FORGETS = frozenset("zero_ fill_ copy_ normal_ uniform_ random_ exponential_ bernoulli_ cauchy_ geometric_ log_normal_ set_ eye_".split())
 #: In place for the tensor's shape alone.
 _RESHAPES = frozenset("t_ transpose_ squeeze_ unsqueeze_ swapaxes_ swapdims_ as_strided_ detach_ resize_".split())
+#: What sparse tensors, wrappers, and parameters of lazy modules raise when asked for their storage.
+_NO_MEMORY = (NotImplementedError, RuntimeError, ValueError)
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.device, torch.dtype, torch.Generator)
 _OPAQUE = (*_PLAIN, nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType)
 
@@ -95,21 +97,21 @@ def _memory(tensor: Tensor) -> Any:
     try:
         storage = tensor.untyped_storage()
         return storage.data_ptr() or ("empty", storage._cdata)
-    except (NotImplementedError, RuntimeError):
+    except _NO_MEMORY:
         return None
 
 
 def _place(tensor: Tensor) -> Any:
     try:
         return tensor.storage_offset(), tensor.size(), tensor.stride()
-    except (NotImplementedError, RuntimeError):
+    except _NO_MEMORY:
         return None
 
 
 def _fills_memory(tensor: Tensor) -> bool:
     try:
         return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
+    except _NO_MEMORY:
         return True
 
 

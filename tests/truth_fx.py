@@ -115,7 +115,12 @@ def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def is_record(value: Any) -> bool:
     """Whether a value is a plain object that bundles tensors, such as torchvision's ``ImageList``."""
-    return type(value).__module__.startswith("torchvision") and hasattr(value, "__dict__") and not isinstance(value, nn.Module | type) and not callable(value)
+    return (
+        type(value).__module__.startswith("torchvision")
+        and hasattr(value, "__dict__")
+        and not isinstance(value, nn.Module | type)
+        and not callable(value)
+    )
 
 
 def leaves(value: Any) -> list[Any]:
