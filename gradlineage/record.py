@@ -47,7 +47,7 @@ class Recorder:
         self.keeper = Keeper(self.registry) if restore else None
         self.calls: list[CallNote] = []
         self.claims: dict[tuple[Any, int], list[tuple[int, int]]] = {}  # (autograd node, output) -> [(sequence number, value)]
-        self.nodes: list[Any] = []  # autograd nodes touched, in running order: held to the end, see Recording._release
+        self.nodes: list[Any] = []  # autograd nodes touched, in running order: held to the end, see `release`
         self.first_sequence = 0
         self.threads: set[int] = set()
         self.failures: list[tuple[BaseException, CallNote]] = []  # innermost first, while the pass runs
@@ -106,6 +106,16 @@ class Recorder:
         for stack in self._stacks.values():
             while stack:
                 stack.pop().failed = True
+
+    def release(self) -> None:
+        """Let go of everything, autograd's nodes consumers first: a deep graph freed in any other order overruns the C stack."""
+        self.claims.clear()
+        entries = self.tape.entries
+        for number in reversed(list(entries)):
+            del entries[number]
+        while self.nodes:
+            self.nodes.pop()
+        vars(self).clear()  # the hooks, the tape and this object refer to each other
 
     def _attach(self, model: nn.Module, prefix: str, registered: bool) -> None:
         for module in self.registry.add(model, prefix, registered):

@@ -141,16 +141,6 @@ class Recording:
                 )
         return Lineage(freeze(self._recorder, named, self._notes))
 
-    def _release(self) -> None:
-        """Let go of autograd's nodes, consumers first: a deep graph freed in any other order overruns the C stack."""
-        recorder = self._recorder
-        recorder.claims.clear()
-        entries = recorder.tape.entries
-        for number in reversed(list(entries)):
-            del entries[number]
-        while recorder.nodes:
-            recorder.nodes.pop()
-
 
 def recording(
     model: nn.Module | Mapping[str, nn.Module], *, shadow: bool = True, drop_saved: bool = False, restore: bool = False
@@ -212,7 +202,7 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
                 continue
             raise
         finally:
-            attempt._release()
+            attempt._recorder.release()
         return Lineage(graph)
     raise AssertionError("unreachable")
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from gradlineage.graph import CallRecord, Graph, Node, ValueRecord
+from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.lineage import Lineage
 from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS
 
@@ -53,17 +53,20 @@ def graphs(draw: Draw) -> Graph:
         for call in calls:
             call.update(inputs=0, outputs=0, hidden=0)
     records = tuple(CallRecord(**{**call, **{side: values(call[side]) for side in ("inputs", "outputs", "hidden")}}) for call in calls)
-    users = st.lists(st.integers(-1, len(calls) - 1), max_size=2).map(tuple)
+    some_call = st.integers(-1, len(calls) - 1)
+    users = st.lists(some_call, max_size=2).map(tuple)
+    some = st.lists(st.integers(0, len(nodes) - 1), max_size=2).map(tuple) if nodes else st.just(())
+    cuts = st.lists(st.builds(BreakRecord, TEXTS, TEXTS, some_call, some, some), max_size=1).map(tuple)
     return Graph(
         tuple(nodes), records, values(draw(st.integers(0, 2))), draw(TEXTS), draw(st.integers(0, 9)), draw(st.integers(0, 9)),
-        tuple(draw(st.lists(TEXTS, max_size=2))), tuple(draw(st.lists(st.tuples(TEXTS, users), max_size=2))),
+        tuple(draw(st.lists(TEXTS, max_size=2))), tuple(draw(st.lists(st.tuples(TEXTS, users), max_size=2))), draw(cuts),
     )  # fmt: skip
 
 
 @st.composite
 def _nodes(draw: Draw, index: int, calls: list[dict[str, Any]]) -> Node:
     leaving = [i for i, c in enumerate(calls) if c["layer"] or index]
-    kinds = ["input", "parameter", "buffer", "constant", "unknown"]
+    kinds = ["input", "parameter", "buffer", "constant", "unknown", "empty"]
     kinds += ["op"] * 5 * (index > 0) + ["call"] * 4 * bool(leaving)
     kind = draw(st.sampled_from(kinds))
     edge = st.integers(-index, index - 1)

@@ -54,7 +54,7 @@ def test_trace_holds_no_more_than_inference_does() -> None:
         kept = model(x)
     assert trace.peak <= 1.02 * inference.peak
     assert training.peak > 2 * inference.peak  # the meter does see what autograd keeps
-    assert trace.live < x.nbytes
+    assert trace.live <= inference.live
     assert len(lineage.layers) == 60
     assert kept.grad_fn is not None
 

@@ -340,7 +340,8 @@ class Made:
 def rows(lineage: Lineage) -> dict[str, list[str]]:
     """Label of each layer and join -> what it is connected to, operations in front."""
     found = {}
-    for item in (*lineage.layers, *lineage.joins):
+    items: list[Call | Join] = [*lineage.layers, *lineage.joins]
+    for item in items:
         found[item.label] = [" ".join([*reversed(link.ops), link.label]) for flow in item.inputs for link in flow.links]
     return found
 
@@ -549,7 +550,8 @@ class Net(nn.Module):
         self.steps = steps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        acc = x = self.stem(x)
+        acc: torch.Tensor = self.stem(x)
+        x = acc
         for _ in range(self.steps):
             x = self.block(x)
             acc = acc + x
