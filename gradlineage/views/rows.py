@@ -1,0 +1,130 @@
+"""What every view shows, before any layout: one row a layer call, one a join, in an order that reads from top to bottom. Needs no torch."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from gradlineage.errors import NameNotFound
+from gradlineage.lineage import Call, Flow, Join, Lineage
+
+__all__ = ["Entry", "Incoming", "Row", "cut_values", "entries_of", "make_rows"]
+
+
+class Entry(NamedTuple):
+    """One thing that a tensor came from; see `gradlineage.Source` for kinds, beside which there is ``join``.
+
+    ``key`` is the `Row.key` of the row it refers to, empty where it refers to none. ``ops`` are in running order. ``stopped``: no gradient
+    flows back on this way because something in the model stops it.
+    """
+
+    label: str
+    kind: str
+    ops: tuple[str, ...]
+    differentiable: bool
+    key: str
+    reason: str = ""
+    stopped: bool = False
+
+
+class Incoming(NamedTuple):
+    """A tensor that goes into a call or join. ``name`` is that of the argument, ``hidden`` for what came by another door, empty for operands."""
+
+    name: str
+    entries: tuple[Entry, ...]
+    used: bool = True
+
+
+class Row(NamedTuple):
+    """A layer call or a join. A join's ``type`` is empty. ``shared``: an earlier row has the same parameters, (elements, trainable elements)."""
+
+    key: str
+    label: str
+    type: str
+    shapes: tuple[tuple[int | str, ...] | None, ...]
+    inputs: tuple[Incoming, ...]
+    parameters: tuple[int, int] = (0, 0)
+    shared: bool = False
+    failed: bool = False
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        return (entry for tensor in self.inputs for entry in tensor.entries)
+
+
+def make_rows(lineage: Lineage, *, joins: bool = True, layer: str | None = None) -> list[Row]:
+    """Layer calls in the order in which they began; every join after what feeds it and the joins that ran before it, and before what it feeds.
+
+    Args:
+        lineage: any lineage.
+        joins: False for no rows of joins; entries are the nearest sources then.
+        layer: only rows whose path or label matches this pattern (``*`` crosses dots), or that lie in a container whose path does.
+
+    Raises:
+        NameNotFound: ``layer`` matches nothing.
+    """
+    cut = cut_values(lineage)
+    rank: dict[str, tuple[int, int]] = {}  # (layers begun before, joins run before)
+    rows, owners = [], set()
+    for number, call in enumerate(lineage.layers):
+        row = _layer_row(call, joins, cut, call.path in owners)
+        owners.add(call.path)
+        rank[row.key] = number, 0
+        rows.append(row)
+    after = -1
+    for number, join in enumerate(lineage.joins if joins else (), 1):
+        operands = tuple(Incoming("", entries_of(f, True, cut)) for f in join.inputs)
+        row = Row(join.label, join.label, "", tuple(f.shape for f in join.outputs), operands)
+        after = max((after, *(rank[e.key][0] for e in row.entries if e.key in rank)))
+        rank[row.key] = after, number
+        rows.append(row)
+    rows.sort(key=lambda row: rank[row.key])
+    return rows if layer is None else _matching(lineage, rows, layer)
+
+
+def cut_values(lineage: Lineage) -> frozenset[int]:
+    """The values that left an operation or layer without gradient because that stopped it, for `entries_of`."""
+    return frozenset(node for stop in lineage._graph.breaks for node in stop.after)
+
+
+def entries_of(flow: Flow, joins: bool, cut: frozenset[int]) -> tuple[Entry, ...]:
+    """What feeds a tensor: one step back, or with ``joins=False`` its nearest sources."""
+    graph, view = flow._lineage._graph, flow._lineage._view
+    steps = ((r.atom, view.ops(r), r.differentiable) for r in flow._references) if joins else view.sources(flow._references)
+    entries = []
+    for atom, ops, differentiable in steps:
+        node, label, key = graph.nodes[atom], view.label(atom), ""
+        kind = "join" if view.is_join(atom) else "call" if node.kind == "op" else node.kind
+        if kind == "call":
+            record = graph.calls[view.leaving(atom)[0]]
+            key = f"{record.path}[{record.nth}]"
+        stopped = not differentiable and (atom in cut or (node.grad and bool(cut)))  # a pass without any gradient has no cuts
+        entries.append(
+            Entry(label, kind, ops, differentiable, label if kind == "join" else key, node.name if kind == "unknown" else "", stopped)
+        )
+    return tuple(entries)
+
+
+def _layer_row(call: Call, joins: bool, cut: frozenset[int], again: bool) -> Row:
+    inputs = [Incoming(f.name, entries_of(f, joins, cut), f.used is not False) for f in call.inputs]
+    hidden = dict.fromkeys(e for f in call.hidden for e in entries_of(f, joins, cut))
+    inputs += [Incoming("hidden", tuple(hidden))] if hidden else []
+    shapes, own = tuple(f.shape for f in call.outputs), call.parameters
+    return Row(f"{call.path}[{call.nth}]", call.label, call.type, shapes, tuple(inputs), own, again and own[0] > 0, call.failed)
+
+
+def _matching(lineage: Lineage, rows: Iterable[Row], pattern: str) -> list[Row]:
+    def places(item: Call | Join) -> Iterator[str]:
+        yield item.label
+        call = item if isinstance(item, Call) else item.container
+        while call is not None:
+            yield from (call.path, call.label)
+            call = call.parent
+
+    items: dict[str, Call | Join] = {f"{c.path}[{c.nth}]": c for c in lineage.layers} | {j.label: j for j in lineage.joins}
+    kept = [row for row in rows if any(name == pattern or fnmatch.fnmatchcase(name, pattern) for name in places(items[row.key]))]
+    if not kept:
+        known = (*dict.fromkeys(c.path for c in lineage.calls), *(j.label for j in lineage.joins))
+        raise NameNotFound(pattern, known, "layer, container or join")
+    return kept
