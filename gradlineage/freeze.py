@@ -21,7 +21,7 @@ from gradlineage.breaks import Cut, find_cuts
 from gradlineage.functions import regain
 from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
-from gradlineage.notes import CallNote, line_of, looks
+from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.record import Recorder
 from gradlineage.tape import CALL, GRADIENT, OP, Unknown
 
@@ -72,7 +72,10 @@ class _Freezer:
         insides = look_inside(recorder, self.layer)
         calls = []
         final: list[ValueRecord] = []
+        uncalled = self._uncalled_parameters()
         for call in recorder.calls:
+            extra = uncalled.get(call.path, (0, 0)) if self.layer[call.index] else (0, 0)
+            count, learned = call.own[0] + extra[0], call.own[1] + extra[1]
             named = _argument_names(call)
             inside = insides.get(call.index)
             inputs = tuple(
@@ -84,7 +87,7 @@ class _Freezer:
                 final += outs
             calls.append(
                 CallRecord(
-                    call.path, call.nth, call.type, self.layer[call.index], call.parent, self._where(call.code, call.code_at), *call.own,
+                    call.path, call.nth, call.type, self.layer[call.index], call.parent, self._where(call.code, call.code_at), count, learned,
                     call.registered, call.failed, inputs, outs, self._hidden(call, inside),
                 )
             )  # fmt: skip
@@ -107,6 +110,21 @@ class _Freezer:
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
         return ValueRecord(name, _shape(shape), str(dtype).removeprefix("torch."), str(device), self._number(value), used)
+
+    def _uncalled_parameters(self) -> dict[str, tuple[int, int]]:
+        """Per layer, the parameters of modules within it that were never called: it uses them itself, as attention does its projections."""
+        called = {call.path for call in self.recorder.calls}
+        found: dict[str, tuple[int, int]] = {}
+        for path, module in self.recorder.registry.modules():
+            if path in called or id(module) in self.recorder.registry.ignored:
+                continue
+            above = path
+            while above and above not in called:
+                above = above.rpartition(".")[0]
+            total, trainable = own_parameters(module)
+            before = found.get(above, (0, 0))
+            found[above] = before[0] + total, before[1] + trainable
+        return found
 
     def _break(self, cut: Cut) -> BreakRecord:
         entry = self.tape.entries[cut.number]

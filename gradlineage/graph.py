@@ -51,8 +51,8 @@ class ValueRecord(NamedTuple):
 class CallRecord(NamedTuple):
     """One execution of a module.
 
-    ``parameters`` and ``trainable`` count elements the module owns itself. ``hidden`` are the values that entered a layer by another door than
-    its arguments.
+    ``parameters`` and ``trainable`` count elements the module owns itself; for a layer, also those of modules within it that are never called.
+    ``hidden`` are the values that entered a layer by another door than its arguments.
     """
 
     path: str

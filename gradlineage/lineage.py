@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gradlineage.errors import LineageError, NameNotFound
 from gradlineage.graph import Graph, ValueRecord
 from gradlineage.values import Break, Call, Flow, Join, Link, Source
-from gradlineage.view import View
+from gradlineage.view import View, Way
 
 if TYPE_CHECKING:
     import os
@@ -101,22 +101,18 @@ class Lineage:
     def _flows(self, values: Sequence[ValueRecord]) -> tuple[Flow, ...]:
         return tuple(Flow(self, self._view.references(v.node), v.name, v.shape, v.dtype, v.device, v.used) for v in values)
 
-    def _source(self, atom: int, ops: tuple[str, ...], differentiable: bool) -> Source:
-        node, label = self._graph.nodes[atom], self._view.label(atom)
-        kind = node.kind if node.kind != "op" else "call"
+    def _source(self, atom: int, way: Way, differentiable: bool) -> Source:
+        node = self._graph.nodes[atom]
+        facts: dict[str, Any] = {}
+        kind = {"op": "call", "empty": "unknown"}.get(node.kind, node.kind)
         if kind == "call":
             call, port = self._view.leaving(atom)
-            record = self._graph.calls[call]
-            return Source("call", label, ops, differentiable, path=record.path, nth=record.nth, port=port)
-        if kind == "input":
-            return Source("input", label, ops, differentiable, index=node.port, name=node.name)
-        if kind == "parameter":
-            return Source("parameter", label, ops, differentiable, name=node.name)
-        if kind == "buffer":
-            return Source("buffer", label, ops, differentiable, name=node.name)
-        if kind == "constant":
-            return Source("constant", label, ops, differentiable)
-        return Source("unknown", label, ops, differentiable, reason=node.name)
+            facts = {"path": self._graph.calls[call].path, "nth": self._graph.calls[call].nth, "port": port}
+        elif kind == "input":
+            facts = {"index": node.port, "name": node.name}
+        elif kind != "constant":
+            facts = {"reason" if kind == "unknown" else "name": node.name}
+        return Source(kind, self._view.label(atom), differentiable, **facts, _way=way)  # type: ignore[arg-type]
 
     @cached_property
     def bypassed(self) -> tuple[tuple[str, tuple[Call, ...]], ...]:
@@ -130,9 +126,8 @@ class Lineage:
         for record in self._graph.breaks:
             sources: dict[Source, None] = {}
             for node in record.before:
-                for atom, ops, diff in self._view.sources(self._view.references(node)):
-                    if diff:
-                        sources[self._source(atom, ops, diff)] = None
+                found_here = self._view.sources(self._view.references(node))
+                sources.update((self._source(*item), None) for item in found_here if item[2])
             after = [self._view.call_label(c) if c >= 0 else "output" for c in self._view.readers_of(record.after)]
             found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
         return tuple(found)
@@ -213,7 +208,7 @@ class Lineage:
     def _picked(self, items: set[tuple[str, int]]) -> tuple[Call, ...]:
         return tuple(Call(self, i) for kind, i in sorted(items) if kind == "call")
 
-    def _layers(self, sources: Iterable[tuple[int, tuple[str, ...], bool]]) -> tuple[Call, ...]:
+    def _layers(self, sources: Iterable[tuple[int, Way, bool]]) -> tuple[Call, ...]:
         found = {self._view.leaving(atom)[0]: None for atom, _, _ in sources if self._graph.nodes[atom].kind in ("call", "op")}
         return tuple(Call(self, i) for i in found)
 

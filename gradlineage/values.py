@@ -5,11 +5,11 @@ They refer to each other by number, so that a graph of any size can be compared,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradlineage.graph import CallRecord, Node
-from gradlineage.view import Reference
+from gradlineage.view import Reference, Way
 
 if TYPE_CHECKING:
     from gradlineage.lineage import Lineage
@@ -26,7 +26,6 @@ class Source:
     Attributes:
         kind: ``call``, ``input``, ``parameter``, ``buffer``, ``constant`` or ``unknown``.
         label: as the table prints it: ``lstm[0][1]``, ``input:x``, ``fc.weight``, ``constant:zeros``, ``unknown``.
-        ops: the operations on the shortest way, in running order, joins' own included.
         differentiable: whether gradient flows back along some way.
         path, nth, port: for calls; ``port`` is None where the tensor left by a side door (an attribute, an in-place write).
         index: for inputs, the position among the root call's input tensors.
@@ -36,7 +35,6 @@ class Source:
 
     kind: SourceKind
     label: str
-    ops: tuple[str, ...] = ()
     differentiable: bool = True
     path: str | None = None
     nth: int | None = None
@@ -44,6 +42,12 @@ class Source:
     index: int | None = None
     name: str | None = None
     reason: str | None = None
+    _way: Way = field(default=Way(()), repr=False, compare=False)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """The operations on the shortest way, in running order, joins' own included."""
+        return self._way.names
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,10 @@ class Call(_Handle):
 
     @property
     def parameters(self) -> tuple[int, int]:
-        """(elements, trainable elements) of the parameters that the module owns; for a collapsed container, of all within."""
+        """(elements, trainable elements) of the parameters that the module owns.
+
+        For a layer those of modules within it that are never called are its own too; for a collapsed container all within.
+        """
         return self._lineage._view.parameters(self._index)
 
     @property
@@ -175,7 +182,8 @@ class Flow:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Flow):
             return NotImplemented
-        same = all(getattr(self, key) == getattr(other, key) for key in ("_references", *_FLOW_FACTS))
+        mine, theirs = ([r[:3] for r in f._references] + [getattr(f, key) for key in _FLOW_FACTS] for f in (self, other))
+        same = mine == theirs
         return same and self._lineage == other._lineage
 
     def __hash__(self) -> int:
@@ -192,7 +200,7 @@ class Flow:
     @property
     def sources(self) -> tuple[Source, ...]:
         """The nearest layer calls and leaves, seen through joins, in operand order."""
-        return tuple(self._lineage._source(atom, ops, diff) for atom, ops, diff in self._lineage._view.sources(self._references))
+        return tuple(self._lineage._source(*found) for found in self._lineage._view.sources(self._references))
 
     def __repr__(self) -> str:
         size = "x".join(map(str, self.shape)) if self.shape is not None else "?"
@@ -212,7 +220,7 @@ class Link:
         atom = self._reference.atom
         if self._lineage._view.is_join(atom):
             return Join(self._lineage, atom)
-        return self._lineage._source(atom, self.ops, self.differentiable)
+        return self._lineage._source(atom, Way(self.ops), self.differentiable)
 
     @property
     def label(self) -> str:

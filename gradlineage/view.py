@@ -6,6 +6,7 @@ Everything is worked out when asked and kept. Only numbers here; `lineage` makes
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -15,17 +16,49 @@ from typing import NamedTuple
 from gradlineage.graph import Graph
 from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS, Ways
 
-__all__ = ["Reference", "View"]
+__all__ = ["Reference", "View", "Way"]
 
 _ROLES = {"input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT, "empty": CONSTANT}
 
 
-class Outer(NamedTuple):
+class Outer:
     """The rest of a way that leaves a folded join: the join, the node at which the way goes on, and the rest after that."""
 
-    join: int
-    at: int
-    rest: Outer | None
+    __slots__ = ("at", "join", "length", "rest")
+
+    def __init__(self, join: int, at: int, rest: Outer | None, length: int) -> None:
+        self.join, self.at, self.rest, self.length = join, at, rest, length
+
+
+class Way:
+    """Names of the operations on a way, put together when asked: in a deep residual network every source has a long one."""
+
+    __slots__ = ("_chain", "_names", "_view")
+
+    def __init__(self, names: tuple[str, ...] | None, view: View | None = None, chain: Chain | None = None) -> None:
+        self._names, self._view, self._chain = names, view, chain
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        if self._names is None:
+            assert self._view is not None
+            found: list[str] = []
+            chain = self._chain
+            while chain is not None:
+                found += self._view.passed(chain.reference)
+                chain = chain.back
+            self._names, self._view, self._chain = tuple(found), None, None
+        return self._names
+
+    def __reduce__(self) -> tuple[type[Way], tuple[tuple[str, ...]]]:
+        return Way, (self.names,)
+
+
+class Chain(NamedTuple):
+    """The last step of a way to a source, and the steps nearer to the asker."""
+
+    reference: Reference
+    back: Chain | None
 
 
 class Reference(NamedTuple):
@@ -76,8 +109,11 @@ class View:
         record = self.graph.calls[call]
         if call not in self.collapsed:
             return record.parameters, record.trainable
-        inside = {c.path: (c.parameters, c.trainable) for i, c in enumerate(self.graph.calls) if self.owner[i] == call}
-        return sum(p for p, _ in inside.values()), sum(t for _, t in inside.values())
+        first: dict[str, int] = {}
+        for index, inner in enumerate(self.graph.calls):
+            first.setdefault(inner.path, index)
+        inside = [self.graph.calls[i] for i in first.values() if self.owner[i] == call]
+        return sum(c.parameters for c in inside), sum(c.trainable for c in inside)
 
     # -- the walk ------------------------------------------------------------------------------------------------------------------
 
@@ -176,7 +212,7 @@ class View:
             inner: list[tuple[int, int, bool, Outer | None]] = []
             for atom, diff in self.ways.elements(node):
                 if self.folded.get(atom) == reader:
-                    within = Outer(atom, node, outer)
+                    within = Outer(atom, node, outer, 1 + self.ways.length(node, atom) + (outer.length if outer is not None else 0))
                     inner += [(e, atom, flows and diff, within) for e in self.ways.parents[atom]]
                 elif self.ways.roles[atom] != CONSTANT:
                     rest.append(Reference(atom, flows and diff, node, outer))
@@ -208,11 +244,16 @@ class View:
             outer = outer.rest
         return tuple(names)
 
-    def sources(self, references: Iterable[Reference]) -> list[tuple[int, tuple[str, ...], bool]]:
+    def passed(self, reference: Reference) -> tuple[str, ...]:
+        """Every operation on the way, that of the join it leads to first."""
+        own = (self.graph.nodes[reference.atom].name,) if self.is_join(reference.atom) else ()
+        return (*own, *self.ops(reference, every=True))
+
+    def sources(self, references: Iterable[Reference]) -> list[tuple[int, Way, bool]]:
         """The nearest origins that are no joins: (node, operations on the shortest way, whether gradient flows on some way)."""
         references = tuple(references)
         if not any(self.is_join(r.atom) for r in references):
-            return [(r.atom, self.ops(r), r.differentiable) for r in references]
+            return [(r.atom, Way(None, self, Chain(r, None)), r.differentiable) for r in references]
         order: dict[int, None] = {}
         seen: set[int] = set()
         stack = list(reversed(references))
@@ -231,44 +272,32 @@ class View:
                 flowing.add(atom)
                 if self.is_join(atom):
                     stack.extend(r for operand in self.operands(atom) for r in operand if r.differentiable)
-        names = self._shortest(references)
+        chains = self._shortest(references)
         kept = list(order)
         if any(self.ways.roles[a] != CONSTANT for a in kept):
             kept = [a for a in kept if self.ways.roles[a] != CONSTANT]
-        return [(atom, names[atom], atom in flowing) for atom in kept]
+        return [(atom, Way(None, self, chains[atom]), atom in flowing) for atom in kept]
 
-    def _shortest(self, references: tuple[Reference, ...]) -> dict[int, tuple[str, ...]]:
-        """Operations on the shortest way to every origin, by Dijkstra over joins; ways are chains of back pointers."""
-        number = 0
-        heap: list[tuple[int, int, Reference, int]] = []
-        trail: list[tuple[Reference, int]] = []
+    def _shortest(self, references: tuple[Reference, ...]) -> dict[int, Chain]:
+        """The shortest way to every origin: Dijkstra over joins, counting operations; ways are chains of back pointers."""
+        heap: list[tuple[int, int, Chain]] = []
+        found: dict[int, Chain] = {}
+
+        def push(reference: Reference, length: int, back: Chain | None) -> None:
+            length += self.ways.length(reference.at, reference.atom) + (reference.outer.length if reference.outer is not None else 0)
+            heapq.heappush(heap, (length, next(number), Chain(reference, back)))
+
+        number = itertools.count()
         for reference in references:
-            heap.append((len(self.ops(reference, True)), number, reference, -1))
-            number += 1
-        heapq.heapify(heap)
-        found: dict[int, tuple[str, ...]] = {}
-        seen: set[int] = set()
+            push(reference, 0, None)
         while heap:
-            length, _, reference, back = heapq.heappop(heap)
-            atom = reference.atom
-            if atom in seen:
-                continue
-            seen.add(atom)
-            trail.append((reference, back))
-            here = len(trail) - 1
-            if self.is_join(atom):
-                for operand in self.operands(atom):
-                    for r in operand:
-                        number += 1
-                        heapq.heappush(heap, (length + 1 + len(self.ops(r, True)), number, r, here))
-                continue
-            names: list[str] = []
-            while here >= 0:
-                step, here = trail[here]
-                if self.is_join(step.atom):
-                    names.append(self.graph.nodes[step.atom].name)
-                names += self.ops(step, True)
-            found[atom] = tuple(names)
+            length, _, chain = heapq.heappop(heap)
+            atom = chain.reference.atom
+            if atom not in found:
+                found[atom] = chain
+                for operand in self.operands(atom) if self.is_join(atom) else ():
+                    for reference in operand:
+                        push(reference, length + 1, chain)
         return found
 
     def readers_of(self, nodes: Iterable[int]) -> list[int]:

@@ -10,7 +10,7 @@ from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.lineage import Lineage
 from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS
 
-__all__ = ["Fake", "fakes", "graphs", "lineages"]
+__all__ = ["Fake", "fakes", "graphs", "lineages", "passes"]
 
 Draw = st.DrawFn
 
@@ -122,3 +122,25 @@ def fakes(draw: Draw, most: int = 14) -> Fake:
         roles.append(role)
         parents.append(() if role >= DATA else tuple(draw(st.lists(edge, min_size=1, max_size=1 if role == PASS else 3))))
     return Fake(roles, parents, [draw(st.booleans()) for _ in roles])
+
+
+@st.composite
+def passes(draw: Draw) -> Lineage:
+    """A lineage as a forward pass would leave it: layers that read values made before them, operations of two containers in between."""
+    fake = draw(fakes(18))
+    kinds = {LEAF: "parameter", CONSTANT: "constant", OPERATION: "op", PASS: "op"}
+    calls = [CallRecord(p, 0, "Net", False, i - 1, "", 0, 0, True, False, (), ()) for i, p in enumerate(["", "block"])]
+    nodes: list[Node] = []
+    for number, (role, parents, grad) in enumerate(zip(*fake, strict=True)):
+        if role != DATA:
+            name = draw(st.sampled_from(["add", "add", "mul"])) if role == OPERATION else "" if role == PASS else f"leaf{number}"
+            place = draw(st.sampled_from([0, 0, 1]))
+            nodes.append(Node(kinds[role], parents, name, place, order=number, grad=grad or role < DATA))
+            continue
+        read = draw(st.lists(st.integers(0, number - 1), max_size=2)) if number else []
+        inputs = tuple(ValueRecord("x", (), "", "", node) for node in read)
+        outputs = (ValueRecord("", (), "", "", number),)
+        calls.append(CallRecord(f"l{number}", 0, "Linear", True, 0, "", 0, 0, True, False, inputs, outputs))
+        nodes.append(Node("call", (), "", len(calls) - 1, 0, grad=grad))
+    ends = draw(st.lists(st.integers(0, len(nodes) - 1), max_size=1)) + [len(nodes) - 1]
+    return Lineage(Graph(tuple(nodes), tuple(calls), tuple(ValueRecord("", (), "", "", n) for n in ends), "Net", 0, 0))

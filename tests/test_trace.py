@@ -109,6 +109,7 @@ def test_multihead_attention_is_a_layer_and_its_uncalled_child_is_bypassed() -> 
     lineage = gradlineage.trace(net, data(3, 2, 4))
     assert [c.label for c in lineage.layers] == ["att"]
     assert {name for name, _ in lineage.bypassed} == {"att.out_proj.weight", "att.out_proj.bias"}
+    assert lineage["att"].parameters == lineage.parameters
 
 
 def test_ports_number_the_output_tensors() -> None:

@@ -308,9 +308,7 @@ class Tracker:
         if held is None or held.memory != memory:
             near = self.last_at.get((memory, _place(tensor))) or self.first_in.get(memory)
             if near is None:
-                self.hold(tensor, next((self.step((), name, call=-1) for name, t in self.members() if t is tensor), -1))
-                if self.held[id(tensor)].step < 0:
-                    self.hold(tensor, self.step((), call=-1))
+                self.hold(tensor, self.step((), next((name for name, t in self.members() if t is tensor), ""), call=-1))
             else:  # made of another object by no kernel: ``.data``, a saved tensor, ``numpy`` and back
                 self.hold(tensor, self.value(near.tensor) if _memory(near.tensor) == memory else near.step)
                 self.held[id(tensor)].when = near.when
@@ -337,10 +335,8 @@ class Tracker:
                 below = {sets[p] for p in step.parents}
                 sets.append(below.pop() if len(below) == 1 else frozenset().union(*below))
 
-        def named(step: int) -> set[str]:
-            return set(sets[step]) or {"const"}
-
-        return Answer({c.name: [named(s) for s in c.inputs] for c in self.calls if c.layer}, [named(s) for s in final])
+        named = [set(found) or {"const"} for found in sets]
+        return Answer({c.name: [named[s] for s in c.inputs] for c in self.calls if c.layer}, [named[s] for s in final])
 
     def layer_of(self, step: _Step) -> str | None:
         return self.calls[step.call].name if step.call >= 0 and self.calls[step.call].layer else None

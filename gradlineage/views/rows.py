@@ -91,11 +91,14 @@ def cut_values(lineage: Lineage) -> frozenset[int]:
 def entries_of(flow: Flow, joins: bool, cut: frozenset[int]) -> tuple[Entry, ...]:
     """What feeds a tensor: one step back, or with ``joins=False`` its nearest sources."""
     graph, view = flow._lineage._graph, flow._lineage._view
-    steps = ((r.atom, view.ops(r), r.differentiable) for r in flow._references) if joins else view.sources(flow._references)
+    if joins:
+        steps = [(r.atom, view.ops(r), r.differentiable) for r in flow._references]
+    else:
+        steps = [(atom, way.names, differentiable) for atom, way, differentiable in view.sources(flow._references)]
     entries = []
     for atom, ops, differentiable in steps:
         node, label, key = graph.nodes[atom], view.label(atom), ""
-        kind = "join" if view.is_join(atom) else "call" if node.kind == "op" else node.kind
+        kind = "join" if view.is_join(atom) else {"op": "call", "empty": "unknown"}.get(node.kind, node.kind)
         if kind == "call":
             record = graph.calls[view.leaving(atom)[0]]
             key = f"{record.path}[{record.nth}]"
