@@ -84,6 +84,8 @@ class Recorder:
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
         self._handles.append(module_hooks.register_module_forward_pre_hook(self._global))
+        if self.keeper is not None and not self.shadow:
+            self.keeper.keep_all()  # nothing will tell of writes
         if self.shadow:
             before_write = self.keeper.before_write if self.keeper is not None else None
             self._mode = ShadowMode(self.tape, self._stack(), before_write, self._is_parameter)

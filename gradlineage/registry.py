@@ -102,21 +102,35 @@ class Keeper:
         self._lazy: set[int] = set()
 
     def before_write(self, tensor: torch.Tensor) -> None:
+        """Keep what lies in the memory that is about to be written."""
         if not tensor.is_leaf:
             return
         if is_lazy(tensor):  # it gets its first values: nothing to go back to
             self._lazy.add(id(tensor))
             return
+        for member in self._members().get(storage_of(tensor), ()):
+            self._keep(member)
+
+    def keep_all(self) -> None:
+        """Keep everything."""
+        for members in self._members().values():
+            for member in members:
+                self._keep(member)
+
+    def _members(self) -> dict[int, list[torch.Tensor]]:
+        """Parameters and buffers by storage."""
         if self._storages is None:
             self._storages = {}
             for _, module in self.registry.modules():
                 for member in (*module._parameters.values(), *module._buffers.values()):
                     if member is not None and not is_lazy(member) and (storage := storage_of(member)):
                         self._storages.setdefault(storage, []).append(member)
-        for member in self._storages.get(storage_of(tensor), ()):
-            if id(member) not in self.saved and id(member) not in self._lazy:
-                with torch.no_grad():
-                    self.saved[id(member)] = member, member.data, member.detach().clone()
+        return self._storages
+
+    def _keep(self, member: torch.Tensor) -> None:
+        if id(member) not in self.saved and id(member) not in self._lazy:
+            with torch.no_grad():
+                self.saved[id(member)] = member, member.data, member.detach().clone()
 
     def restore(self) -> None:
         for tensor, memory, copy in self.saved.values():

@@ -131,9 +131,9 @@ class ShadowMode(TorchFunctionMode):
             whole = all(_is_all(t) for t in written)
             if not whole:
                 parents += [~tape.base_value(t) for t in written]
-        if self.before_write is not None and (written or facts.statistics):
-            training = facts.statistics and kwargs.get("training", kwargs.get("use_input_stats", True))
-            for t in operands if training else written:
+        if self.before_write is not None and (written or facts.hidden_write is not None):
+            argument, default = facts.hidden_write or ("", False)
+            for t in operands if kwargs.get(argument, default) else written:
                 self.before_write(t)
         before = _sequence()
         result = func(*args, **kwargs)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["REARRANGING", "SHAPE_ONLY", "Facts", "facts_of", "plain_name"]
+__all__ = ["HIDDEN_WRITES", "REARRANGING", "SHAPE_ONLY", "Facts", "facts_of", "plain_name"]
 
 _BINARY = frozenset("add sub mul div truediv floordiv mod divmod pow matmul and or xor lshift rshift".split())
 
@@ -43,8 +43,16 @@ _OVERWRITES = frozenset(
     eye_ dirac_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_""".split()
 )
 
-#: Functions that update running statistics among their operands, in training, without a sign of it.
-_STATISTICS = frozenset("batch_norm instance_norm native_batch_norm cudnn_batch_norm fused_moving_avg_obs_fake_quant".split())
+#: Functions that write among their operands without a sign of it: the argument that makes them do so, and what holds where it isn't named.
+HIDDEN_WRITES: dict[str, tuple[str, bool]] = {
+    "batch_norm": ("training", True),
+    "instance_norm": ("use_input_stats", True),
+    "native_batch_norm": ("training", True),
+    "cudnn_batch_norm": ("training", True),
+    "fused_moving_avg_obs_fake_quant": ("observer_on", True),
+    "embedding": ("max_norm", False),
+    "embedding_bag": ("max_norm", False),
+}
 
 #: Methods and properties that give no tensor: nothing to record.
 _SILENT = frozenset(
@@ -75,7 +83,7 @@ def _in_place(bare: str, name: str) -> bool:
 class Facts:
     """What one torch function does, as far as its name and schema tell."""
 
-    __slots__ = ("metadata", "name", "overwrites", "repoints", "shape_only", "silent", "statistics", "writes")
+    __slots__ = ("hidden_write", "metadata", "name", "overwrites", "repoints", "shape_only", "silent", "writes")
 
     def __init__(self, func: Any) -> None:
         raw = getattr(func, "__name__", None) or type(func).__name__
@@ -84,7 +92,7 @@ class Facts:
         if bare == "grad" and getattr(func, "__module__", "") == "torch.autograd":
             self.name = "autograd.grad"
         self.silent = bare in _SILENT
-        self.statistics = self.name in _STATISTICS
+        self.hidden_write = HIDDEN_WRITES.get(self.name)
         self.repoints = bare in ("data=", "set_")
         self.shape_only = SHAPE_ONLY.get(self.name) or SHAPE_ONLY.get(bare)
         self.metadata = bare in _NO_WRITE

@@ -506,6 +506,21 @@ def test_statistics_and_random_state_are_put_back(fails: bool) -> None:
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
+def test_embedding_that_renormalises_its_weight_is_put_back() -> None:
+    net = nn.Embedding(4, 4, max_norm=0.1)
+    before = net.weight.detach().clone()
+    gradlineage.trace(net, torch.tensor([0, 1]))
+    assert torch.equal(before, net.weight)
+
+
+def test_restoring_works_without_the_shadow_plane_too() -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4)).train()
+    with gradlineage.recording(net, shadow=False, restore=True):
+        net(data())
+    assert torch.equal(net[0].running_mean, torch.zeros(4))
+    assert net[0].num_batches_tracked == 0
+
+
 def test_random_state_is_put_back() -> None:
     net = Net(lambda m, x: m.drop(x), drop=nn.Dropout())
     x = data()

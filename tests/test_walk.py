@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, note
 from torch import nn
 
 import gradlineage
@@ -503,6 +503,7 @@ def test_wrong_names_list_the_nearest() -> None:
 @examples(200)
 def test_sources_are_the_nearest_origins_whatever_is_folded(lineage: Lineage) -> None:
     view, graph = lineage._view, lineage._graph
+    note(f"{graph.calls}\n{graph.nodes}\n{graph.outputs}")
     truth = ByDefinition(Fake(list(view.ways.roles), list(view.ways.parents), [n.grad for n in graph.nodes]))
 
     def end(node: int) -> bool:
