@@ -23,7 +23,7 @@ from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.record import Recorder
-from gradlineage.tape import CALL, GRADIENT, OP, Unknown
+from gradlineage.tape import CALL, GRADIENT, MEMORY, OP, Unknown
 
 __all__ = ["freeze", "short_path"]
 
@@ -171,6 +171,8 @@ class _Freezer:
 
     def _entry(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         kind, name, call, parents, grad, code, at, seventh, eighth, shape = self.tape.entries[number]
+        if kind == MEMORY:
+            return self._memory(number)
         edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
         if kind == OP:
             if call >= 0 and self.layer[call]:
@@ -189,6 +191,18 @@ class _Freezer:
             return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
         where = self._where(code, at, call) if code is not None else ""
         return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "where": where, "grad": grad}, []
+
+    def _memory(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
+        """Memory of which a part was written: by a layer, whose own value stands for what it wrote, or by an operation."""
+        _, name, call, parents, grad, code, at, _, _, own = self.tape.entries[number]
+        edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
+        if own >= 0 and call >= 0 and self.layer[call]:
+            edges = [edges[0], (own, grad)]
+            call = self.recorder.calls[call].parent
+        elif own >= 0 and edges[0][0] in {p if p >= 0 else ~p for p in self.tape.entries[own][3]}:
+            return {"kind": "op", "order": number, "grad": grad}, [(own, grad)]  # the operation's own value says it all
+        fields = {"kind": "op", "name": name or "write", "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
+        return fields, edges
 
     # -- autograd's graph ----------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gradlineage.notes import CallNote
 from gradlineage.record import Recorder
-from gradlineage.tape import CALL, GRADIENT, LEAVES, OP
+from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP
 
 __all__ = ["Inside", "bypassed", "hidden_values", "look_inside"]
 
@@ -47,7 +47,7 @@ def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, made: list[int]
             continue
         seen.add(number)
         kind, _, owner, parents, *_ = entries[number]
-        if number > call.start and kind == OP and owner == call.index:
+        if number > call.start and kind in (OP, MEMORY) and owner == call.index:
             stack.extend(_plain(p) for p in reversed(parents))
         elif number > call.start and kind == GRADIENT:
             found.complete = False  # autograd alone knows: scripts, C++
@@ -72,7 +72,9 @@ def hidden_values(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: I
         kind, name, *_ = entries[value]
         if value in given or (kind == CALL and value > call.start):
             continue
-        if kind == LEAVES and (name in ("constant", "empty") or (name in ("parameter", "buffer") and str(entries[value][8]).startswith(own))):
+        if kind == LEAVES and (
+            name in ("constant", "empty") or (name in ("parameter", "buffer") and str(entries[value][8]).startswith(own))
+        ):
             continue
         hidden.append(value)
     return hidden

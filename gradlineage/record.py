@@ -19,7 +19,7 @@ from gradlineage.containers import rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, LEAVES, OP, Tape, Unknown, inner_tensors, place, storage_of
+from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP, Tape, Unknown, covers_storage, inner_tensors, place
 
 __all__ = ["Recorder"]
 
@@ -184,8 +184,14 @@ class Recorder:
     def _input(self, tensor: torch.Tensor, call: CallNote) -> int:
         """A tensor that enters a root call and has no lineage in this recording is a model input."""
         known = self.tape.known(tensor)
-        if known is not None and self._comes_from_a_call(known[1]):
-            return self.value(tensor)
+        if known is not None:
+            from_call, outside = self._origins(known[1])
+            if not from_call and len(outside) == 1:  # made of one tensor that the user brought along: that is the input
+                (leaf,) = outside
+                grad = self.tape.entries[leaf][4]
+                self.tape.entries[leaf] = (LEAVES, "input", call.index, (), grad, None, 0, len(call.inputs), "", None)
+            if from_call or len(outside) == 1:
+                return self.value(tensor)
         node = tensor.grad_fn
         if node is not None and (claim := self._claim(node, tensor.output_nr)) is not None:
             return claim
@@ -195,19 +201,23 @@ class Recorder:
             self._touch(tensor, value)
         return value
 
-    def _comes_from_a_call(self, value: int) -> bool:
+    def _origins(self, value: int) -> tuple[bool, set[int]]:
+        """Whether a call or input is among a value's ancestors, and the tensors from outside that are."""
         entries = self.tape.entries
+        outside: set[int] = set()
         seen: set[int] = set()
         stack = [value]
         while stack:
             number = stack.pop()
-            kind, name, *_ = entries[number]
-            if kind not in (OP, LEAVES) or name == "input":
-                return True
+            kind, name, _, parents, *_ = entries[number]
+            if kind in (CALL, GRADIENT) or name == "input":
+                return True, outside
+            if kind == LEAVES and name == "unknown":
+                outside.add(number)
             if number not in seen:
                 seen.add(number)
-                stack += [p if p >= 0 else ~p for p in entries[number][3]]
-        return False
+                stack += [p if p >= 0 else ~p for p in parents]
+        return False, outside
 
     def _after(self, module: nn.Module, output: Any) -> Any:
         stack = self._stack()
@@ -258,15 +268,29 @@ class Recorder:
             shared = shared or (base is not None and base[2] < call.start)
         grad = tensor.requires_grad
         value = tape.next()
-        tape.entries[value] = (CALL, "", call.index, (inner if grad else ~inner,), grad, None, 0, port, _sequence(), shared)
-        if self.shadow:
-            tape.know(tensor, value)
+        edge = inner if grad else ~inner
+        tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, _sequence(), shared)
         if written and store is not None:
-            tape.stores[storage_of(tensor)] = (value, value, store[2], store[3])
+            self._written_by(call, tensor, value, store[0])
+        elif self.shadow:
+            tape.know(tensor, value, fresh=not shared)
         if grad:
             self._touch(tensor, value)
         call.outputs.append((name, *looks(tensor), value))
         return tensor
+
+    def _written_by(self, call: CallNote, tensor: torch.Tensor, value: int, held: int) -> None:
+        """An output that was written in place: its call is the producer for all who hold the memory, beside what it left as it was."""
+        tape = self.tape
+        if covers_storage(tensor):
+            tape.write(tensor, value, value, True)
+            return
+        name = tape.entries[held][1]
+        while tape.entries[held][0] == MEMORY and held > call.start:
+            edge = tape.entries[held][3][0]
+            held = edge if edge >= 0 else ~edge
+        brought = value if tape.entries[value][4] else ~value
+        tape.write(tensor, value, tape.part(name, held, (brought,), call.parent, tensor.requires_grad, (None, 0), -1), False)
 
     def _touch(self, tensor: torch.Tensor, value: int) -> None:
         """Claim a value on the gradient plane too, for what only autograd sees."""
@@ -291,14 +315,15 @@ class Recorder:
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """A new tensor over the same memory, at no kernel; the tensor itself where that would show."""
-        if not self.alias or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.__dict__:
+        plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.__dict__
+        if not self.alias or not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_nested:
             return tensor
-        if (tensor.requires_grad and tensor.is_leaf) or tensor.is_conj() or tensor.is_neg() or tensor.is_nested:
-            return tensor
-        if _functorch.maybe_current_level() is not None or (tensor.requires_grad and not torch.is_grad_enabled()):
+        if _functorch.maybe_current_level() is not None:
             return tensor
         if not tensor.requires_grad:
             return tensor.detach()
+        if not torch.is_grad_enabled():
+            return tensor.detach().requires_grad_() if tensor.is_leaf else tensor
         alias: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
         if alias.stride() != tensor.stride():  # sizes of 1: the next kernel's choice of layout may hang on their strides
             with torch.no_grad():
@@ -376,6 +401,8 @@ class Recorder:
         shared = tape.sharing(tensor) if self.shadow else None
         if shared is not None:
             return self._step("alias", shared, tensor)
+        if (name := self.registry.name_since(tensor)) is not None:
+            return tape.leaf(*name, grad=tensor.requires_grad)
         parts = inner_tensors(tensor)
         if parts:
             edges = tuple(map(tape.edge, parts))

@@ -70,18 +70,17 @@ class Registry:
                 self.tape.know(tensor, self.tape.leaf("constant", name, grad=tensor.requires_grad))
 
     def name(self, tensor: torch.Tensor) -> tuple[str, str] | None:
-        """(``parameter`` or ``buffer``, full name), also of one that a module got during the pass."""
+        """(``parameter`` or ``buffer``, full name) of a tensor that a module had when the pass began."""
         found = self._names.get(id(tensor))
-        if found is not None and found[0].get(found[1]) is tensor:
-            return found[3], found[2]
-        if isinstance(tensor, nn.Parameter) or found is not None or tensor.is_leaf:
-            for path, module in self.modules():
-                for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
-                    for key, value in members.items():
-                        if value is tensor:
-                            name = f"{path}.{key}" if path else key
-                            self._names[id(tensor)] = (members, key, name, kind)
-                            return kind, name
+        return (found[3], found[2]) if found is not None and found[0].get(found[1]) is tensor else None
+
+    def name_since(self, tensor: torch.Tensor) -> tuple[str, str] | None:
+        """The same for one that a module got during the pass."""
+        for path, module in self.modules() if tensor.is_leaf else ():
+            for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for key, value in members.items():
+                    if value is tensor:
+                        return kind, f"{path}.{key}" if path else key
         return None
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradlineage.tables import Facts, facts_of
-from gradlineage.tape import LEAVES, OP, Tape, Unknown, gather, place
+from gradlineage.tape import LEAVES, OP, Tape, Unknown, covers_storage, gather, place
 
 __all__ = ["ShadowMode"]
 
@@ -84,14 +84,25 @@ class ShadowMode(TorchFunctionMode):
         if isinstance(func, torch._ops.HigherOrderOperator):
             dense = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
             if dense is not None and func.__name__ in _CONTROL_FLOW and torch.utils._python_dispatch._get_current_dispatch_mode() is None:
-                with self:  # the plain Python of it, whose steps are operations like any other; compiling it would hide them
-                    return dense(*args, **kwargs)
+                return self._control_flow(func, dense, args, kwargs)
             for arg in (*args, *kwargs.values()):
                 captured(arg, operands)
         if (classes and not _ORDINARY.issuperset(classes)) or _level() is not None:
             with _disable():
                 return self._careful(func, facts, args, kwargs, operands, out)
         return self._note(func, facts, args, kwargs, operands, out)
+
+    def _control_flow(self, func: Any, dense: Any, args: Any, kwargs: Any) -> Any:
+        """The plain Python of a control-flow operator, whose steps are operations like any other; compiling it would hide them."""
+        with self:
+            result = dense(*args, **kwargs)
+        if func.__name__ == "cond" and isinstance(args[0], Tensor):  # the condition is an operand of what comes out
+            made: list[Tensor] = []
+            gather(result, made)
+            for tensor in made:
+                edges = (self.tape.edge(args[0]), self.tape.edge(tensor))
+                self.tape.know(tensor, self._entry(facts_of(func), edges, tensor.requires_grad, _sequence(), _sequence(), tensor))
+        return result
 
     def _gradient(self, grad: Tensor | None) -> Tensor | None:
         if grad is not None and self.tape.known(grad) is None and grad.grad_fn is None:
@@ -128,7 +139,7 @@ class ShadowMode(TorchFunctionMode):
                 version = -2 if kwargs.get("inplace") or any(a is True for a in args) else -1
         if out is not None:
             gather(out, written)
-            whole = all(_is_all(t) for t in written)
+            whole = all(map(covers_storage, written))
             if not whole:
                 parents += [~tape.base_value(t) for t in written]
         if self.before_write is not None and (written or facts.hidden_write is not None):
@@ -196,7 +207,7 @@ class ShadowMode(TorchFunctionMode):
     def _prepare(
         self, facts: Facts, args: Sequence[Any], operands: list[Tensor], written: list[Tensor], parents: list[int]
     ) -> tuple[bool, list[int]]:
-        """What an in-place write keeps: nothing where it covers the tensor, else all that the storage held."""
+        """What an in-place write keeps: nothing where it covers the whole memory, else all that was there."""
         if not written or len(written) > 1:
             return False, parents
         target = written[0]
@@ -204,9 +215,7 @@ class ShadowMode(TorchFunctionMode):
             return True, parents[1:]
         covers = facts.overwrites or (facts.name == "setitem" and len(args) > 1 and _covers(target, args[1]))
         rest = parents[1:] if operands and operands[0] is target else parents
-        if covers and _is_all(target):
-            return True, rest
-        if covers and not target._is_view():
+        if covers and (covers_storage(target) or not target._is_view()):
             return True, rest
         kept = self.tape.base_value(target)
         return False, [kept if target.requires_grad else ~kept, *rest]
@@ -218,11 +227,18 @@ class ShadowMode(TorchFunctionMode):
             if not self.stack and self.is_parameter(tensor):
                 continue
             own = parents[i::slots] if slots else parents
+            old = None if whole or (covers_storage(tensor) and not facts.partial) else tape.held(tensor)
             number = self._entry(facts, own, tensor.requires_grad, before, after, tensor)
+            held = number
+            if old is not None:
+                entry = tape.entries[number]
+                kept = own[0] if own else 0
+                brought = own[1:] if facts.partial or (kept if kept >= 0 else ~kept) == old else own
+                held = tape.part(facts.name, old, brought, entry[2], entry[4], entry[5:7], number)
             if facts.repoints:
                 tape.know(tensor, number)
             else:
-                tape.write(tensor, number, whole)
+                tape.write(tensor, number, held, whole)
 
 
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
@@ -253,14 +269,6 @@ def _slot_count(facts: Facts, tensors: Sequence[Tensor], parents: tuple[int, ...
     """How many slots a function on several tensors at once has, each output made of the inputs in its slot alone; 0 for other functions."""
     slotwise = facts.name in _SLOTWISE or facts.name.startswith("_foreach")
     return len(tensors) if slotwise and parents and len(parents) % len(tensors) == 0 else 0
-
-
-def _is_all(tensor: Tensor) -> bool:
-    """Whether a tensor covers the whole of its storage."""
-    try:
-        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return True
 
 
 def _covers(tensor: Tensor, index: Any) -> bool:

@@ -43,6 +43,12 @@ _OVERWRITES = frozenset(
     eye_ dirac_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_""".split()
 )
 
+#: Writes into a part of a tensor that leave the rest of it as it was.
+_PARTIAL = frozenset(
+    """setitem index_add index_copy index_fill index_put index_reduce scatter scatter_add scatter_reduce masked_fill masked_scatter
+    fill_diagonal put _index_put_impl""".split()
+)
+
 #: Functions that write among their operands without a sign of it: the argument that makes them do so, and what holds where it isn't named.
 HIDDEN_WRITES: dict[str, tuple[str, bool]] = {
     "batch_norm": ("training", True),
@@ -83,7 +89,7 @@ def _in_place(bare: str, name: str) -> bool:
 class Facts:
     """What one torch function does, as far as its name and schema tell."""
 
-    __slots__ = ("hidden_write", "metadata", "name", "overwrites", "repoints", "shape_only", "silent", "writes")
+    __slots__ = ("hidden_write", "metadata", "name", "overwrites", "partial", "repoints", "shape_only", "silent", "writes")
 
     def __init__(self, func: Any) -> None:
         raw = getattr(func, "__name__", None) or type(func).__name__
@@ -106,6 +112,7 @@ class Facts:
             )
         elif _in_place(bare, self.name):
             self.writes = (0,)
+        self.partial = self.name in _PARTIAL
         self.overwrites = bool(self.writes) and bare in _OVERWRITES
 
 

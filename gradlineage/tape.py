@@ -14,13 +14,27 @@ from typing import Any
 
 import torch
 
-__all__ = ["CALL", "GRADIENT", "LEAVES", "OP", "Tape", "Unknown", "gather", "inner_tensors", "place", "storage_of"]
+__all__ = [
+    "CALL",
+    "GRADIENT",
+    "LEAVES",
+    "MEMORY",
+    "OP",
+    "Tape",
+    "Unknown",
+    "covers_storage",
+    "gather",
+    "inner_tensors",
+    "place",
+    "storage_of",
+]
 
 Tensor = torch.Tensor
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
-OP, CALL, GRADIENT, LEAVES = range(4)
-"""Kinds of entries on the tape: an operation, a value as it left a call, a value that only autograd knows, an end of the search."""
+OP, CALL, GRADIENT, LEAVES, MEMORY = range(5)
+"""Kinds of entries on the tape: an operation, a value as it left a call, a value that only autograd knows, an end of the search, and what
+memory holds after a part of it was written: the value before, and what the write brought."""
 
 
 class Unknown:
@@ -51,6 +65,7 @@ class Tape:
         self.values: dict[int, tuple[Any, int, int, int]] = {}  # id(tensor) -> (weak reference, value, when, version then)
         self.memory: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, last value seen in it)
         self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> what was written, see `store`
+        self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
         self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on
 
@@ -68,27 +83,37 @@ class Tape:
         self.entries[number] = (GRADIENT, "", -1, (), True, None, 0, tensor.grad_fn, tensor.output_nr, through)
         return number
 
-    def know(self, tensor: Tensor, value: int) -> None:
-        """``tensor`` holds ``value`` from now on."""
+    def know(self, tensor: Tensor, value: int, fresh: bool = False) -> None:
+        """``tensor`` holds ``value`` from now on. ``fresh``: so does its memory, whatever was known of that."""
         try:
             version = tensor._version
         except RuntimeError:  # inference tensors have none
             version = -1
         self.values[id(tensor)] = (weakref.ref(tensor), value, value, version)
         try:
-            storage = tensor.untyped_storage()
-            self.memory[storage._cdata] = (weakref.ref(storage), value)
-        except (NotImplementedError, RuntimeError):  # a wrapper of functorch's
-            self._know_inside(_unwrapped(tensor), value)
+            self._remember(tensor.untyped_storage(), value, fresh)
+        except (NotImplementedError, RuntimeError):  # a wrapper of functorch's: what it holds comes out as a new object
+            inner = _unwrapped(tensor)
+            if storage_of(inner):
+                self._remember(inner.untyped_storage(), value, False)
         if type(tensor) is not Tensor:
             for inner in inner_tensors(tensor):
-                self._know_inside(inner, value)
+                if storage_of(inner):
+                    self._remember(inner.untyped_storage(), value, False)
 
-    def _know_inside(self, tensor: Tensor, value: int) -> None:
-        """What a wrapper holds can come out as a new object: remember its memory."""
-        if storage_of(tensor) and self.known(tensor) is None:
-            storage = tensor.untyped_storage()
-            self.memory[storage._cdata] = (weakref.ref(storage), value)
+    def _remember(self, storage: Any, value: int, fresh: bool) -> None:
+        address = storage._cdata
+        found = self.memory.get(address)
+        if fresh or found is None or found[0]() is None:
+            self.memory[address] = (weakref.ref(storage), value)
+
+    def held(self, tensor: Tensor) -> int | None:
+        """The value of the whole memory behind a tensor, if it was ever seen."""
+        store = self.store(tensor)
+        if store is not None:
+            return store[0]
+        found = self.memory.get(storage_of(tensor))
+        return found[1] if found is not None and found[0]() is not None else None
 
     def known(self, tensor: Tensor) -> tuple[Any, int, int, int] | None:
         found = self.values.get(id(tensor))
@@ -124,7 +149,10 @@ class Tape:
         """The version counter says that something wrote to it which the mode did not see. A parameter stays itself."""
         entry = self.entries[found[1]]
         value = found[1]
-        if entry[0] != LEAVES or entry[1] not in ("parameter", "buffer"):
+        harmless = self.harmless.get(storage_of(tensor))
+        if harmless is not None and harmless[1] == tensor._version and harmless[0]() is not None:
+            pass
+        elif entry[0] != LEAVES or entry[1] not in ("parameter", "buffer"):
             old = value if tensor.requires_grad else ~value
             value = self.step("write", (old, ~self.leaf("unknown", Unknown.WRITTEN)), -1, tensor.requires_grad)
         self.values[id(tensor)] = (found[0], value, self.next(), tensor._version)
@@ -144,6 +172,9 @@ class Tape:
         found = self.known(tensor)
         if found is not None and found[3] >= 0:
             self.values[id(tensor)] = (*found[:3], tensor._version)
+            storage = storage_of(tensor)
+            if storage in self.memory:  # views and detached tensors share the version counter
+                self.harmless[storage] = self.memory[storage][0], tensor._version
 
     def step(self, name: str, parents: tuple[int, ...], call: int, grad: bool, code: Any = None, at: int = 0) -> int:
         """An operation that no function call shows."""
@@ -151,13 +182,21 @@ class Tape:
         self.entries[number] = (OP, name, call, parents, grad, code, at, 0, 0, None)
         return number
 
-    def write(self, tensor: Tensor, value: int, whole: bool) -> None:
-        """``tensor``'s memory holds ``value`` from now on."""
+    def write(self, tensor: Tensor, value: int, held: int, whole: bool) -> None:
+        """``tensor`` holds ``value`` and its memory ``held`` from now on; ``whole``: nothing is left of what was there."""
         old = self.store(tensor)
         self.know(tensor, value)
         storage = storage_of(tensor)
         if storage in self.memory:
-            self.stores[storage] = (value, value, value if whole else old[2] if old is not None else -1, self.memory[storage][0])
+            self.stores[storage] = (held, self.next(), held if whole else old[2] if old is not None else -1, self.memory[storage][0])
+            self.values[id(tensor)] = (*self.values[id(tensor)][:2], self.next(), self.values[id(tensor)][3])
+
+    def part(self, name: str, old: int, brought: tuple[int, ...], call: int, grad: bool, where: tuple[Any, int], own: int) -> int:
+        """What memory holds after a partial write: ``old`` and what the operation brought. ``own``: the writing operation's value."""
+        number = self.next()
+        edge = old if self.entries[old][4] else ~old
+        self.entries[number] = (MEMORY, name, call, (edge, *brought), grad, *where, 0, 0, own)
+        return number
 
     def store(self, tensor: Tensor) -> tuple[int, int, int, Any] | None:
         """What was last written to the tensor's memory: (value, when, when last overwritten as a whole, weak reference to the storage)."""
@@ -165,16 +204,17 @@ class Tape:
         return found if found is not None and found[3]() is not None else None
 
     def sharing(self, tensor: Tensor) -> int | None:
-        """The last value seen in the memory of a tensor that is new to us: ``Parameter(t)``, what vmap hands back, numpy there and back."""
+        """What the memory of a tensor that is new to us holds: ``Parameter(t)``, what vmap hands back, numpy there and back."""
+        held = self.held(tensor)
+        if held is not None:
+            return held
         storage = storage_of(tensor)
-        found = self.memory.get(storage)
-        if found is not None and found[0]() is not None:
-            return found[1]
         address = _address(tensor.untyped_storage()) if storage else 0
-        for ref, value in list(self.memory.values()) if address else ():
+        for number, (ref, value) in list(self.memory.items()) if address else ():
             other = ref()
             if other is not None and _address(other) == address and other.device == tensor.device:
-                return value
+                store = self.stores.get(number)
+                return store[0] if store is not None and store[3]() is not None else value
         return None
 
     def base_value(self, tensor: Tensor) -> int:
@@ -205,6 +245,14 @@ def inner_tensors(tensor: Tensor) -> list[Tensor]:
         return []
     names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
     return [t for t in (getattr(tensor, name, None) for name in names) if isinstance(t, Tensor)]
+
+
+def covers_storage(tensor: Tensor) -> bool:
+    """Whether a tensor is all that its storage holds."""
+    try:
+        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):
+        return True
 
 
 def _address(storage: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from nets import Net, data, fed, lin, names, out
+from tests.nets import Net, data, fed, lin, names, out
 from torch import Tensor, nn
 
 import gradlineage
@@ -273,6 +273,58 @@ def test_module_that_mutates_its_argument_becomes_its_producer() -> None:
 def test_input_recorded_before_the_layer_writes_to_it() -> None:
     lineage = gradlineage.trace(Net(lambda m, x: m.relu(m.fc(x)), fc=lin(), relu=nn.ReLU(inplace=True)), data())
     assert fed(lineage, "relu") == [["fc"]]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_layer_that_writes_a_part_leaves_the_rest_to_its_source(grad: bool) -> None:
+    class Zero(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            x[:, :2] = 0.5
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        y, z = m.a(x), m.b(x)
+        m.relu(y[:, :2])
+        m.zero(z.view(4, 2).view(2, 4))
+        return m.c(y) + m.d(z)
+
+    net = Net(run, a=lin(), b=lin(), relu=nn.ReLU(inplace=True), zero=Zero(), c=lin(), d=lin())
+    with torch.set_grad_enabled(grad):
+        lineage = gradlineage.trace(net, data())
+    assert fed(lineage, "c") == [["a", "relu"]]
+    assert fed(lineage, "d") == [["b", "zero"]]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_write_through_a_handed_through_alias_keeps_the_original_source(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.a(x)
+        m.idle(y)[:, :2] = m.c(x)[:, :2]
+        return m.b(y)
+
+    with torch.set_grad_enabled(grad):
+        lineage = gradlineage.trace(Net(run, a=lin(), b=lin(), c=lin(), idle=nn.Identity()), data())
+    assert fed(lineage, "b") == [["a", "c"]]
+
+
+def test_parameter_handed_through_stays_itself_for_others() -> None:
+    net = Net(lambda m, x: m.b(x @ m.one(m.table)) + m.two(m.table), one=nn.Dropout(), two=nn.Dropout(), b=lin()).eval()
+    net.table = nn.Parameter(data(4, 4))
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            lineage = gradlineage.trace(net, data(4, 4))
+        assert fed(lineage, "two") == [["table"]]
+        assert fed(lineage, "b") == [["input:args[0]", "one"]]
+
+
+@pytest.mark.parametrize("change", [lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.transpose_(0, 1)], ids=["t", "unsqueeze", "transpose"])
+def test_change_of_shape_in_place_is_no_write(change: Callable[[Tensor], Any]) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        y = m.a(x) * 1
+        view = y[:]
+        change(y)
+        return m.b(view)
+
+    assert fed(gradlineage.trace(Net(run, a=lin(), b=lin()), data()), "b") == [["a"]]
 
 
 # -- what autograd drops ------------------------------------------------------------------------------------------------------------------
@@ -573,6 +625,17 @@ def test_recording_leaves_the_training_step_as_it_is() -> None:
     assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), traced.parameters(), strict=True))
     assert names(rec.lineage(loss).outputs[0]) == ["b[1]"]
     assert names(rec.lineage()["a", 1].inputs[0]) == ["input:args[0]"]
+
+
+def test_tensor_prepared_before_the_first_call_is_that_input_ever_after() -> None:
+    net = Net(lambda m, ids: m.emb(ids), emb=nn.Embedding(9, 4))
+    prompt = torch.tensor([[1, 2]])
+    with gradlineage.recording(net, drop_saved=True) as rec:
+        ids = prompt.clone()
+        for _ in range(2):
+            ids = torch.cat([prompt, net(ids).argmax(-1)[:, -1:]], 1)
+    assert fed(rec.lineage(), ("emb", 0)) == [["input:args[0]"]]
+    assert fed(rec.lineage(), ("emb", 1)) == [["input:args[0]", "emb[0]"]]
 
 
 def test_several_models_are_recorded_under_their_names() -> None:
