@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["rebuild", "replaceable", "tensors_in"]
+__all__ = ["alias_of", "rebuild", "replaceable", "tensors_in"]
 
 _PLAIN = (str, bytes, int, float, complex, bool, type, type(None), torch.dtype, torch.device, torch.Size, torch.Generator, torch.nn.Module)
 _PLAIN_EXACT = frozenset((*_PLAIN[:-1], types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, slice, range))
@@ -95,3 +95,22 @@ def rebuild(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         mapped = {key: rebuild(item, replace) for key, item in value.items()}
         return value if all(mapped[key] is value[key] for key in value) else mapped
     return value
+
+
+def alias_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor over the same memory, at no kernel, so that a module's output can be told from its input; the tensor itself where that would show.
+
+    Not ``view_as``: a later in-place write would go through it to the base and past the module.
+    """
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.__dict__
+    if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_nested or torch._C._functorch.maybe_current_level() is not None:
+        return tensor
+    if not tensor.requires_grad:
+        return tensor.detach()
+    if not torch.is_grad_enabled():
+        return tensor.detach().requires_grad_() if tensor.is_leaf else tensor
+    alias: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
+    if alias.stride() != tensor.stride():  # sizes of 1: the next kernel's choice of layout may hang on their strides
+        with torch.no_grad():
+            alias.as_strided_(tensor.shape, tensor.stride())
+    return alias

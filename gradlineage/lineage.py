@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradlineage.errors import LineageError, NameNotFound
 from gradlineage.graph import Graph, ValueRecord
+from gradlineage.reach import Reach
 from gradlineage.values import Break, Call, Flow, Join, Link, Source
 from gradlineage.view import View, Way
 
@@ -57,6 +58,10 @@ class Lineage:
     @cached_property
     def _view(self) -> View:
         return View(self._graph, self._collapsed)
+
+    @cached_property
+    def _reach(self) -> Reach:
+        return Reach(self._view)
 
     @property
     def model(self) -> str:
@@ -128,7 +133,7 @@ class Lineage:
             for node in record.before:
                 found_here = self._view.sources(self._view.references(node))
                 sources.update((self._source(*item), None) for item in found_here if item[2])
-            after = [self._view.call_label(c) if c >= 0 else "output" for c in self._view.readers_of(record.after)]
+            after = [self._view.call_label(c) if c >= 0 else "output" for c in self._reach.readers_of(record.after)]
             found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
         return tuple(found)
 
@@ -189,21 +194,21 @@ class Lineage:
 
     def successors(self, item: str | tuple[str, int] | Source | Call | Join) -> tuple[Call, ...]:
         """The layer calls that it feeds directly, seen through joins, in running order."""
-        return tuple(Call(self, i) for i in self._view.successors(*self._index(item)))
+        return tuple(Call(self, i) for i in self._reach.successors(*self._index(item)))
 
     def ancestors(self, item: str | tuple[str, int] | Source | Call | Join) -> tuple[Call, ...]:
         """All layer calls from which something reaches it, in running order."""
-        return self._picked(self._view.upstream(*self._index(item)))
+        return self._picked(self._reach.upstream(*self._index(item)))
 
     def descendants(self, item: str | tuple[str, int] | Source | Call | Join) -> tuple[Call, ...]:
         """All layer calls that something of it reaches, in running order."""
-        return self._picked(self._view.downstream(*self._index(item)))
+        return self._picked(self._reach.downstream(*self._index(item)))
 
     def between(
         self, first: str | tuple[str, int] | Source | Call | Join, last: str | tuple[str, int] | Source | Call | Join
     ) -> tuple[Call, ...]:
         """The layer calls on some way from ``first`` to ``last``, both left out, in running order."""
-        return self._picked(self._view.downstream(*self._index(first)) & self._view.upstream(*self._index(last)))
+        return self._picked(self._reach.downstream(*self._index(first)) & self._reach.upstream(*self._index(last)))
 
     def _picked(self, items: set[tuple[str, int]]) -> tuple[Call, ...]:
         return tuple(Call(self, i) for kind, i in sorted(items) if kind == "call")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
 
-from gradlineage.containers import rebuild, replaceable, tensors_in
+from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
@@ -88,7 +88,7 @@ class Recorder:
             self.keeper.keep_all()  # nothing will tell of writes
         if self.shadow:
             before_write = self.keeper.before_write if self.keeper is not None else None
-            self._mode = ShadowMode(self.tape, self._stack(), before_write, self._is_parameter)
+            self._mode = ShadowMode(self.tape, self._stack(), before_write, lambda t: self.registry.name(t) is not None)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
@@ -262,7 +262,7 @@ class Recorder:
         fresh = written or (since >= call.start and (kind != LEAVES or leaf in ("constant", "empty")))
         shared = not fresh
         if not fresh and movable:
-            tensor = self._alias(tensor)
+            tensor = alias_of(tensor) if self.alias else tensor
         elif tensor._is_view() and tensor._base is not None:
             base = tape.known(tensor._base)
             shared = shared or (base is not None and base[2] < call.start)
@@ -313,23 +313,6 @@ class Recorder:
         found = self.claims.get((node, output))
         return found[-1][1] if found else None
 
-    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A new tensor over the same memory, at no kernel; the tensor itself where that would show."""
-        plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided and not tensor.__dict__
-        if not self.alias or not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_nested:
-            return tensor
-        if _functorch.maybe_current_level() is not None:
-            return tensor
-        if not tensor.requires_grad:
-            return tensor.detach()
-        if not torch.is_grad_enabled():
-            return tensor.detach().requires_grad_() if tensor.is_leaf else tensor
-        alias: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
-        if alias.stride() != tensor.stride():  # sizes of 1: the next kernel's choice of layout may hang on their strides
-            with torch.no_grad():
-                alias.as_strided_(tensor.shape, tensor.stride())
-        return alias
-
     # -- modules that the models did not register ----------------------------------------------------------------------------------
 
     def _global(self, module: nn.Module, args: Any) -> None:
@@ -373,9 +356,6 @@ class Recorder:
     def _adopt(self, tensor: torch.Tensor) -> int:
         with _disable():
             return self._identify(tensor)
-
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return self.registry.name(tensor) is not None
 
     def _identify(self, tensor: torch.Tensor) -> int:
         tape = self.tape

@@ -300,38 +300,6 @@ class View:
                         push(reference, length + 1, chain)
         return found
 
-    def readers_of(self, nodes: Iterable[int]) -> list[int]:
-        """The layer calls that take in a value computed from one of these nodes and from no other call in between; -1 for the output."""
-        children, flows = self._uses
-        seen = set(nodes)
-        stack = list(seen)
-        found: set[int] = set()
-        while stack:
-            node = stack.pop()
-            found.update(flows.get(node, ()))
-            for child in children.get(node, ()):
-                if child not in seen:
-                    seen.add(child)
-                    stack.append(child)
-        return sorted(found, key=lambda c: (c < 0, c))
-
-    @cached_property
-    def _uses(self) -> tuple[dict[int, list[int]], dict[int, set[int]]]:
-        """Per node, the nodes computed from it in view, and the layer calls (-1: the output) that take it in."""
-        children: defaultdict[int, list[int]] = defaultdict(list)
-        for index, parents in enumerate(self.ways.parents):
-            if self.ways.roles[index] in (OPERATION, PASS):
-                for edge in parents:
-                    children[edge if edge >= 0 else ~edge].append(index)
-        flows: defaultdict[int, set[int]] = defaultdict(set)
-        for index in self.shown:
-            if self.is_layer(index):
-                for value in self.graph.calls[index].inputs:
-                    flows[value.node].add(index)
-        for value in self.graph.outputs:
-            flows[value.node].add(-1)
-        return children, flows
-
     # -- labels --------------------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -389,51 +357,3 @@ class View:
         if found is None and (match := re.fullmatch(r"(.+)\[\d+\]", key)):  # a port: lstm[0][1]
             found = self._by_name.get(match[1])
         return found
-
-    # -- reachability --------------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _edges(self) -> tuple[dict[tuple[str, int], set[tuple[str, int]]], dict[tuple[str, int], set[tuple[str, int]]]]:
-        up: defaultdict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
-        down: defaultdict[tuple[str, int], set[tuple[str, int]]] = defaultdict(set)
-        items = [("join", j) for j in self.joins] + [("call", c) for c in self.shown]
-        for item in items:
-            for reference in self.incoming(*item):
-                kind = self.graph.nodes[reference.atom].kind
-                if kind in ("op", "call"):
-                    source = ("join", reference.atom) if self.is_join(reference.atom) else ("call", self.leaving(reference.atom)[0])
-                    up[item].add(source)
-                    down[source].add(item)
-        return up, down
-
-    def successors(self, kind: str, index: int) -> list[int]:
-        down = self._edges[1]
-        found: set[int] = set()
-        seen = {(kind, index)}
-        stack = [(kind, index)]
-        while stack:
-            for item in down.get(stack.pop(), ()):
-                if item in seen:
-                    continue
-                seen.add(item)
-                if item[0] == "join":
-                    stack.append(item)
-                elif self.is_layer(item[1]):
-                    found.add(item[1])
-        return sorted(found)
-
-    def _reach(self, edges: dict[tuple[str, int], set[tuple[str, int]]], start: tuple[str, int]) -> set[tuple[str, int]]:
-        seen: set[tuple[str, int]] = set()
-        stack = [start]
-        while stack:
-            for item in edges.get(stack.pop(), ()):
-                if item not in seen and (item[0] == "join" or self.is_layer(item[1])):
-                    seen.add(item)
-                    stack.append(item)
-        return seen
-
-    def upstream(self, kind: str, index: int) -> set[tuple[str, int]]:
-        return self._reach(self._edges[0], (kind, index))
-
-    def downstream(self, kind: str, index: int) -> set[tuple[str, int]]:
-        return self._reach(self._edges[1], (kind, index))
