@@ -332,3 +332,53 @@ def test_reentrant_checkpoint_loses_no_gradient() -> None:
     assert differentiable(lineage, "block.0") == {"a": True}
     assert differentiable(lineage, "c") == {"block.1": True}
     assert lineage.breaks == ()
+
+
+# -- the other reasons for an unknown --------------------------------------------------------------------------------------------------------------
+
+
+class _Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mask: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() * mask.numpy())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+def test_operand_without_gradient_of_a_hidden_function_is_unknown_beside_the_others() -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: m.b(_Masked.apply(m.a(x), m.c(x).detach())), a=lin(), b=lin(), c=lin()), data())
+    known, unknown = lineage["b"].inputs[0].sources
+    assert known.label == "a"
+    assert unknown.reason is not None
+    assert unknown.reason.startswith("an operand without gradient")
+
+
+def test_gradient_left_by_a_backward_is_unknown_and_says_so() -> None:
+    net = Net(lambda m, x: m.b(m.a.weight.grad), a=lin(), b=lin())
+    net.a(data()).sum().backward()
+    (source,) = gradlineage.trace(net, data())["b"].inputs[0].sources
+    assert source.reason is not None
+    assert source.reason.startswith("a gradient that a backward pass left")
+
+
+# -- two processes -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def _rank(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    net = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)))
+    with gradlineage.recording(net) as rec:
+        loss = net(torch.randn(2, 4)).sum()
+        loss.backward()
+    lineage = rec.lineage(loss)
+    assert [s.label for s in lineage.outputs[0].sources] == ["module.2"]
+    assert [s.label for s in lineage["module.2"].inputs[0].sources] == ["module.1"]
+    assert net.module[0].weight.grad is not None
+    dist.destroy_process_group()
+
+
+def test_two_processes_of_distributed_data_parallel(tmp_path: Any) -> None:
+    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
