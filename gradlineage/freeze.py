@@ -196,8 +196,8 @@ class _Freezer:
         """Memory of which a part was written: by a layer, whose own value stands for what it wrote, or by an operation."""
         _, name, call, parents, grad, code, at, _, _, own = self.tape.entries[number]
         edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
-        if own >= 0 and call >= 0 and self.layer[call]:
-            edges = [edges[0], (own, grad)]
+        if call >= 0 and self.layer[call]:
+            edges = [edges[0], (own, grad)] if own >= 0 else edges
             call = self.recorder.calls[call].parent
         elif own >= 0 and edges[0][0] in {p if p >= 0 else ~p for p in self.tape.entries[own][3]}:
             return {"kind": "op", "order": number, "grad": grad}, [(own, grad)]  # the operation's own value says it all

@@ -19,7 +19,7 @@ from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP, Tape, Unknown, covers_storage, inner_tensors, place
+from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown, covers_storage, inner_tensors, place
 
 __all__ = ["Recorder"]
 
@@ -185,7 +185,7 @@ class Recorder:
         """A tensor that enters a root call and has no lineage in this recording is a model input."""
         known = self.tape.known(tensor)
         if known is not None:
-            from_call, outside = self._origins(known[1])
+            from_call, outside = self.tape.origins(known[1])
             if not from_call and len(outside) == 1:  # made of one tensor that the user brought along: that is the input
                 (leaf,) = outside
                 grad = self.tape.entries[leaf][4]
@@ -200,24 +200,6 @@ class Recorder:
         if node is not None:
             self._touch(tensor, value)
         return value
-
-    def _origins(self, value: int) -> tuple[bool, set[int]]:
-        """Whether a call or input is among a value's ancestors, and the tensors from outside that are."""
-        entries = self.tape.entries
-        outside: set[int] = set()
-        seen: set[int] = set()
-        stack = [value]
-        while stack:
-            number = stack.pop()
-            kind, name, _, parents, *_ = entries[number]
-            if kind in (CALL, GRADIENT) or name == "input":
-                return True, outside
-            if kind == LEAVES and name == "unknown":
-                outside.add(number)
-            if number not in seen:
-                seen.add(number)
-                stack += [p if p >= 0 else ~p for p in parents]
-        return False, outside
 
     def _after(self, module: nn.Module, output: Any) -> Any:
         stack = self._stack()
@@ -236,61 +218,78 @@ class Recorder:
             self.failures.append((error, call))
             return None
         leaving = tensors_in(output)
-        if len(leaving) == 1 and leaving[0][1] is output:
-            alias = self._leave(call, 0, "", output, True)
-            return None if alias is output else alias
         fixed = replaceable(output)
         changed: dict[int, torch.Tensor] = {}
+        written: list[tuple[torch.Tensor, int]] = []
         for port, (name, tensor) in enumerate(leaving):
             if id(tensor) in changed:  # the same object twice is known by its first place
                 call.outputs.append((name, *looks(tensor), self.value(changed[id(tensor)])))
             else:
-                changed[id(tensor)] = self._leave(call, port, name, tensor, id(tensor) in fixed)
+                changed[id(tensor)] = self._leave(call, port, name, tensor, id(tensor) in fixed, written)
+        self._written_by(call, written)
         if all(id(t) == key for key, t in changed.items()):
             return None
         return rebuild(output, lambda t: changed.get(id(t), t))
 
-    def _leave(self, call: CallNote, port: int, name: str, tensor: torch.Tensor, movable: bool) -> torch.Tensor:
-        """Claim an output for its call; returns the tensor, or the alias to hand out in its place."""
+    def _leave(
+        self, call: CallNote, port: int, name: str, tensor: torch.Tensor, movable: bool, written: list[tuple[torch.Tensor, int]]
+    ) -> torch.Tensor:
+        """Claim an output for its call; returns the tensor, or the alias to hand out in its place. Those written in place join ``written``."""
         tape = self.tape
         inner = self.value(tensor)
         known = tape.known(tensor)
         since = known[2] if known is not None else inner
         store = tape.store(tensor) if tape.stores else None
-        written = store is not None and store[1] >= call.start
+        wrote = store is not None and store[1] >= call.start
         kind, leaf, *_ = tape.entries[inner]
-        fresh = written or (since >= call.start and (kind != LEAVES or leaf in ("constant", "empty")))
-        shared = not fresh
-        if not fresh and movable:
+        shared = not wrote and (since < call.start or (kind == LEAVES and leaf not in ("constant", "empty")))
+        base = tensor._base if tensor._is_view() else None
+        found = tape.known(base) if base is not None else None
+        if shared and movable:
             tensor = alias_of(tensor) if self.alias else tensor
-        elif tensor._is_view() and tensor._base is not None:
-            base = tape.known(tensor._base)
-            shared = shared or (base is not None and base[2] < call.start)
+        shared = shared or (found is not None and found[2] < call.start)
         grad = tensor.requires_grad
         value = tape.next()
         edge = inner if grad else ~inner
         tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, _sequence(), shared)
-        if written and store is not None:
-            self._written_by(call, tensor, value, store[0])
-        elif self.shadow:
-            tape.know(tensor, value, fresh=not shared)
+        if self.shadow or (grad and tensor.grad_fn is None):
+            tape.know(tensor, value, fresh=not (shared or wrote))
+        if base is not None and found is not None and not shared and not call.children and tape.entries[found[1]][0] != CALL:
+            tape.know(base, value)  # made in here and handed out in parts: writes to these meet it again
+        if wrote:
+            written.append((tensor, value))
         if grad:
             self._touch(tensor, value)
         call.outputs.append((name, *looks(tensor), value))
         return tensor
 
-    def _written_by(self, call: CallNote, tensor: torch.Tensor, value: int, held: int) -> None:
-        """An output that was written in place: its call is the producer for all who hold the memory, beside what it left as it was."""
+    def _written_by(self, call: CallNote, written: list[tuple[torch.Tensor, int]]) -> None:
+        """Outputs that were written in place: their call is the producer for all who hold the memory, beside what it left as it was.
+
+        Once for every memory, by the first port; a container's child has seen to it already.
+        """
         tape = self.tape
-        if covers_storage(tensor):
-            tape.write(tensor, value, value, True)
-            return
-        name = tape.entries[held][1]
-        while tape.entries[held][0] == MEMORY and held > call.start:
-            edge = tape.entries[held][3][0]
-            held = edge if edge >= 0 else ~edge
-        brought = value if tape.entries[value][4] else ~value
-        tape.write(tensor, value, tape.part(name, held, (brought,), call.parent, tensor.requires_grad, (None, 0), -1), False)
+        done: set[int] = set()
+        for tensor, value in written:
+            store = tape.store(tensor)
+            if store is None or store[0] in done or call.children:
+                continue
+            held = store[0]
+            if covers_storage(tensor):
+                tape.write(tensor, value, value, False)
+            else:
+                name = tape.entries[held][1]
+                while tape.entries[held][0] == MEMORY and held > call.start:
+                    edge = tape.entries[held][3][0]
+                    held = edge if edge >= 0 else ~edge
+                brought = value if tape.entries[value][4] else ~value
+                tape.write(tensor, value, tape.part(name, held, (brought,), call.parent, tensor.requires_grad, (None, 0), -1), False)
+            after = tape.store(tensor)
+            if after is not None:
+                done.add(after[0])
+        for tensor, value in written:  # younger than the writes: each port stands for itself
+            tape.know(tensor, value)
+            tape.later(tensor)
 
     def _touch(self, tensor: torch.Tensor, value: int) -> None:
         """Claim a value on the gradient plane too, for what only autograd sees."""

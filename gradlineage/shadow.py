@@ -122,7 +122,8 @@ class ShadowMode(TorchFunctionMode):
         tape = self.tape
         parents = [tape.edge(t) for t in operands]
         written: list[Tensor] = []
-        whole = facts.overwrites
+        kept: list[int] = []
+        whole = False
         first = args[0] if args else None
         version = -1
         if facts.writes:
@@ -131,7 +132,9 @@ class ShadowMode(TorchFunctionMode):
                     gather(args[i], written)
                 elif i == 0 and operands:
                     written.append(operands[0])
-            whole, parents = self._prepare(facts, args, operands, written, parents)
+            if len(written) == 1:
+                kept, parents = self._prepare(facts, args, operands, written[0], parents)
+                whole = not kept
         elif isinstance(first, Tensor):
             try:
                 version = first._version
@@ -150,7 +153,7 @@ class ShadowMode(TorchFunctionMode):
         result = func(*args, **kwargs)
         after = _sequence()
         if written:
-            self._wrote(facts, written, whole, tuple(parents), before, after)
+            self._wrote(facts, written, whole, kept, tuple(parents), before, after)
         if isinstance(result, Tensor):
             if written and any(result is t for t in written):
                 return result
@@ -160,7 +163,7 @@ class ShadowMode(TorchFunctionMode):
                 elif facts.metadata:
                     tape.touched(result)
                 elif version == -2 or (version >= 0 and result._version != version):
-                    self._wrote(facts, [result], False, tuple(parents), before, after)
+                    self._wrote(facts, [result], False, [], tuple(parents), before, after)
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
                 tape.know(result, self._entry(facts, tuple(parents), result.requires_grad, before, after, result))
         elif isinstance(result, list | tuple | dict):
@@ -205,36 +208,34 @@ class ShadowMode(TorchFunctionMode):
             tape.know(tensor, entries[grad])
 
     def _prepare(
-        self, facts: Facts, args: Sequence[Any], operands: list[Tensor], written: list[Tensor], parents: list[int]
-    ) -> tuple[bool, list[int]]:
-        """What an in-place write keeps: nothing where it covers the whole memory, else all that was there."""
-        if not written or len(written) > 1:
-            return False, parents
-        target = written[0]
-        if facts.repoints:
-            return True, parents[1:]
+        self, facts: Facts, args: Sequence[Any], operands: list[Tensor], target: Tensor, parents: list[int]
+    ) -> tuple[list[int], list[int]]:
+        """What an in-place write keeps of its target, and what it brings: nothing is kept where it covers the whole memory."""
+        rest = parents[1:] if facts.repoints or (operands and operands[0] is target) else parents
         covers = facts.overwrites or (facts.name == "setitem" and len(args) > 1 and _covers(target, args[1]))
-        rest = parents[1:] if operands and operands[0] is target else parents
-        if covers and (covers_storage(target) or not target._is_view()):
-            return True, rest
-        kept = self.tape.base_value(target)
-        return False, [kept if target.requires_grad else ~kept, *rest]
+        if facts.repoints or (covers and (covers_storage(target) or not target._is_view())):
+            return [], rest
+        kept = [] if covers else [self.tape.value(target)]
+        if not covers_storage(target) and (base := self.tape.base_value(target)) not in kept:
+            kept.append(base)
+        return [k if target.requires_grad else ~k for k in kept], rest
 
-    def _wrote(self, facts: Facts, written: list[Tensor], whole: bool, parents: tuple[int, ...], before: int, after: int) -> None:
+    def _wrote(
+        self, facts: Facts, written: list[Tensor], whole: bool, kept: list[int], parents: tuple[int, ...], before: int, after: int
+    ) -> None:
         tape = self.tape
         slots = _slot_count(facts, written, parents)
         for i, tensor in enumerate(written):
             if not self.stack and self.is_parameter(tensor):
                 continue
-            own = parents[i::slots] if slots else parents
+            brought = parents[i::slots] if slots else parents
             old = None if whole or (covers_storage(tensor) and not facts.partial) else tape.held(tensor)
-            number = self._entry(facts, own, tensor.requires_grad, before, after, tensor)
+            number = self._entry(facts, (*kept, *brought), tensor.requires_grad, before, after, tensor)
             held = number
             if old is not None:
                 entry = tape.entries[number]
-                kept = own[0] if own else 0
-                brought = own[1:] if facts.partial or (kept if kept >= 0 else ~kept) == old else own
-                held = tape.part(facts.name, old, brought, entry[2], entry[4], entry[5:7], number)
+                parts = brought if facts.partial else (*kept, *brought)
+                held = tape.part(facts.name, old, parts, entry[2], entry[4], entry[5:7], number)
             if facts.repoints:
                 tape.know(tensor, number)
             else:

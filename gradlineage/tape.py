@@ -139,9 +139,9 @@ class Tape:
         value = store[0]
         own = self.entries[found[1]]
         if own[0] == CALL and store[2] <= found[2] and own[7] >= 0 and own[9]:
-            writer = self.entries[store[0]]
-            parents = (found[1], store[0]) if tensor.requires_grad else (~found[1], ~store[0])
-            value = self.step(writer[1] or "write", parents, writer[2], tensor.requires_grad, writer[5], writer[6])
+            writer = self.entries[value]
+            brought = value if tensor.requires_grad else ~value
+            value = self.part(writer[1], found[1], (brought,), writer[2], tensor.requires_grad, writer[5:7], -1)
         self.values[id(tensor)] = (found[0], value, self.next(), tensor._version if found[3] >= 0 else -1)
         return value
 
@@ -167,6 +167,23 @@ class Tape:
             self.regained[value] = tensor.grad_fn  # what a custom Function returned was computed without gradient
         return value
 
+    def origins(self, value: int) -> tuple[bool, set[int]]:
+        """Whether a call or input is among a value's ancestors, and the tensors from outside that are."""
+        outside: set[int] = set()
+        seen: set[int] = set()
+        stack = [value]
+        while stack:
+            number = stack.pop()
+            kind, name, _, parents, *_ = self.entries[number]
+            if kind in (CALL, GRADIENT) or name == "input":
+                return True, outside
+            if kind == LEAVES and name == "unknown":
+                outside.add(number)
+            if number not in seen:
+                seen.add(number)
+                stack += [p if p >= 0 else ~p for p in parents]
+        return False, outside
+
     def touched(self, tensor: Tensor) -> None:
         """``tensor`` was changed in place in what its value does not depend on, such as its shape."""
         found = self.known(tensor)
@@ -189,7 +206,12 @@ class Tape:
         storage = storage_of(tensor)
         if storage in self.memory:
             self.stores[storage] = (held, self.next(), held if whole else old[2] if old is not None else -1, self.memory[storage][0])
-            self.values[id(tensor)] = (*self.values[id(tensor)][:2], self.next(), self.values[id(tensor)][3])
+            self.later(tensor)
+
+    def later(self, tensor: Tensor) -> None:
+        """What is known of a tensor is true now, whatever was written before."""
+        ref, value, _, version = self.values[id(tensor)]
+        self.values[id(tensor)] = ref, value, self.next(), version
 
     def part(self, name: str, old: int, brought: tuple[int, ...], call: int, grad: bool, where: tuple[Any, int], own: int) -> int:
         """What memory holds after a partial write: ``old`` and what the operation brought. ``own``: the writing operation's value."""

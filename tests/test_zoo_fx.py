@@ -33,6 +33,16 @@ MODES = ("eval", "train")
 COMPARABLE = 218  # models times modes in torchvision 0.29, all of which fx can trace
 SIZES = (64, 96, 128, 224, 299)  # the side of a square image; auxiliary heads of Inception in training want 299
 
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small pictures: more threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 skipped: dict[tuple[str, str], str] = {}
 
 
@@ -94,7 +104,7 @@ def sources(flows: tuple[Flow, ...]) -> tuple[tuple[tuple[Any, ...], ...], ...]:
 
 def differences(lineage: Lineage, expected: Truth) -> list[str]:
     """One line per tensor that was answered differently, and per call that only one side knows."""
-    found = []
+    found: list[str] = []
     for call, want in itertools.zip_longest(lineage.calls, expected.calls):
         if call is None or want is None or (call.path, call.nth, call.kind == "layer") != want[:3]:
             return [*found, f"call {call!r}, expected {want and want[:3]}"]
@@ -174,9 +184,10 @@ FEW_PROPOSALS = {
 }  # fmt: skip
 FEW_ANCHORS = {"score_thresh": 0.0, "detections_per_img": 5, "topk_candidates": 20}
 DETECTORS: list[str] = models.list_models(module=models.detection)
+#: Not trained here: the first is large and its size fixed, the others are like one that is.
+ONCE = ("ssd300_vgg16", "fasterrcnn_mobilenet_v3_large_fpn", "fasterrcnn_resnet50_fpn", *(n for n in DETECTORS if n.endswith("_v2")))
 
 
-@functools.lru_cache(maxsize=1)
 def detector(name: str) -> nn.Module:
     options = FEW_PROPOSALS if "rcnn" in name else FEW_ANCHORS if name.startswith("ssd") else FEW_ANCHORS | SMALL
     torch.manual_seed(0)
@@ -194,11 +205,8 @@ def scene(name: str, height: int, width: int) -> tuple[Tensor, dict[str, Tensor]
     return torch.rand(3, height, width), target
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize(("name", "mode"), [*((n, "eval") for n in DETECTORS), *((n, "train") for n in DETECTORS if n not in ONCE)])
 def test_detectors_agree_with_the_fx_graph(name: str, mode: str) -> None:
-    if (name, mode) == ("ssd300_vgg16", "train"):
-        pytest.skip("large, and its size is fixed: once is enough")
     model = detector(name).train(mode == "train")
     images, targets = zip(scene(name, 64, 64), scene(name, 48, 80), strict=True)
     inputs: dict[str, Any] = {"images": list(images)} | ({"targets": list(targets)} if mode == "train" else {})
@@ -211,50 +219,3 @@ def test_detectors_agree_with_the_fx_graph(name: str, mode: str) -> None:
     assert all(flow.sources for call in lineage.calls for flow in call.inputs)
     found = differences(lineage, expected)
     assert not found, report(found)
-
-
-# -- the truth itself -----------------------------------------------------------------------------------------------------------------
-
-
-class Small(nn.Module):
-    """Little of everything that makes the truth hard to tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.drop, self.act = nn.Dropout(), nn.ReLU(inplace=True)
-        self.register_buffer("scale", torch.ones(4))
-
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        a = self.fc(x)
-        b = self.drop(a)
-        c = self.other(y)
-        memory = torch.zeros(3, 4)
-        memory[0] = c[0]
-        old = a + 0
-        self.act(a)
-        c += self.scale
-        return {
-            "handed on": b.expand_as(y), "before": old, "mutated": a, "in place": c, "written": memory, "made": torch.ones_like(x) + 1,
-        }  # fmt: skip
-
-
-def small_truth() -> tuple[Small, list[Tensor], Truth]:
-    model = Small().eval()
-    inputs = {"x": torch.rand(2, 4), "y": torch.rand(2, 4)}
-    return model, list(inputs.values()), truth(model, inputs, layer_calls(model, inputs))
-
-
-def test_truth_is_what_one_reads_off_the_code() -> None:
-    fc, act, other = (("call", path, 0, 0) for path in ("fc", "act", "other"))
-    handed_on, *rest = small_truth()[2].outputs
-    assert act in handed_on  # written since, under another name
-    assert rest == [(fc,), (act,), (other, ("buffer", "scale")), (other,), (CONSTANT,)]
-
-
-def test_a_wrong_source_is_reported() -> None:
-    model, inputs, expected = small_truth()
-    swapped = expected._replace(outputs=expected.outputs[::-1])
-    lineage = gradlineage.trace(model, *inputs)
-    assert len(differences(lineage, swapped)) > len(differences(lineage, expected))
-    assert differences(lineage, expected._replace(calls=expected.calls[:-1]))

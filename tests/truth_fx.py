@@ -1,8 +1,7 @@
 """Where the tensors of a model come from, read off a graph that torch.fx traced.
 
-An answer to gradlineage's own question that uses nothing of it: no hooks at borders, no ``grad_fn``, no function mode. `tracer` is a
-`torch.fx.Tracer` that carries the real tensor of every node along, so that shapes and branches are those of the run at hand, and
-`truth` walks the nodes in the order in which they ran.
+An answer to gradlineage's own question that uses nothing of it, no ``grad_fn`` and no function mode. A `torch.fx.Tracer` carries the real
+tensor of every node along, so that shapes and branches are those of the run at hand; then the nodes are walked in the order in which they ran.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ class _Carrier(fx.Proxy):
         return found
 
     def __iter__(self) -> Iterator[fx.Proxy]:
-        return iter([self[i] for i in range(len(self.value))])
+        return iter([operator.getitem(self, i) for i in range(len(self.value))])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
@@ -328,6 +327,9 @@ SHAPE_ONLY = {
 #: In-place functions that leave nothing of what was there, where they cover the whole tensor.
 OVERWRITING = frozenset("zero_ fill_ copy_ normal_ uniform_ random_ bernoulli_ exponential_ zeros_ ones_ trunc_normal_".split())
 
+#: Sources, time and last overwriting of memory to which nobody wrote.
+NEVER: tuple[Sources, int, int] = ((), -1, -1)
+
 
 def union(parts: Iterable[Sources]) -> Sources:
     """Each source once, in order of first occurrence; a constant only where there is nothing else."""
@@ -342,8 +344,12 @@ class _Walk:
         self.values, self.results, self.written, self.names = tracer.values, tracer.results, tracer.written, tracer.names
         self.graph = graph
         self.time = 0
-        self.known: dict[fx.Node, tuple[Any, int]] = {}  # sources, or containers of them, and when they were found
-        self.memory: dict[int, tuple[Sources, int]] = {}  # storage -> sources of its last writer, and when it wrote
+        # sources, or containers of them, when they were found, and what memory from before a layer had only handed on
+        self.known: dict[fx.Node, tuple[Any, int, frozenset[int]]] = {}
+        self.memory: dict[
+            int, tuple[Sources, int, int]
+        ] = {}  # storage -> sources of its last writer, when it wrote, when all was overwritten
+        self.storages: set[int] = set()  # all seen so far
         self.holders: dict[int, fx.Node] = {}  # id(tensor) -> the node that handed it out last
         self.times: Counter[str] = Counter()
         self.calls: list[CallTruth | None] = []
@@ -376,8 +382,8 @@ class _Walk:
         elif node.target is leave:
             self._leave(node.args[1:])
         elif node.target is operator.getitem and node.args[0] not in self.values:
-            container, key = self.known[node.args[0]][0], node.args[1]  # type: ignore[index]
-            self._know(node, vars(container)[key] if is_record(container) else container[key])
+            (container, _, lent), key = self.known[node.args[0]], node.args[1]  # type: ignore[index]
+            self._know(node, vars(container)[key] if is_record(container) else container[key], lent)
         elif node.op == "call_module":
             self._layer(node)
         else:
@@ -385,16 +391,25 @@ class _Walk:
 
     # -- tensors
 
-    def _know(self, node: fx.Node, meaning: Any) -> None:
-        self.known[node] = meaning, self.time
+    def _know(self, node: fx.Node, meaning: Any, lent: frozenset[int] = frozenset()) -> None:
+        self.known[node] = meaning, self.time, lent
         if node in self.values:
             self.holders[id(self.values[node])] = node
+            self.storages.add(storage_of(self.values[node]))
 
     def _read(self, node: fx.Node) -> Sources:
         """The last writer of the memory is the producer, if it wrote after the tensor had been handed out."""
-        sources, found = self.known[node]
-        written = self.memory.get(storage_of(self.values[node]))
-        return written[0] if written and written[1] > found else sources
+        sources, found, lent = self.known[node]
+        storage = storage_of(self.values[node])
+        written, when, whole = self.memory.get(storage, NEVER)
+        if when <= found:
+            return sources  # type: ignore[no-any-return]
+        # a layer that hands memory on stays the producer for who uses its return value, beside who writes to that memory
+        return union([sources, written]) if storage in lent and whole <= found else written
+
+    def _wrote(self, storage: int, sources: Sources, whole: bool) -> None:
+        before = self.memory.get(storage, NEVER)[2]
+        self.memory[storage] = sources, self.time, self.time if whole else before
 
     def _reads(self, value: Any) -> tuple[Sources, ...]:
         return tuple(self._read(n) for n in leaves(value) if isinstance(n, fx.Node))
@@ -417,12 +432,17 @@ class _Walk:
         index, path, nth, inputs = self._begin(str(node.target), (node.args, node.kwargs))
         outputs = [v for v in leaves(self.results[node]) if isinstance(v, Tensor)]
         sources: list[Source] = [("call", path, nth, port) for port in range(len(outputs))]
+        lent = self.storages & {storage_of(v) for v in outputs}
         for target in self.written[node]:
             storage = storage_of(self.values[target])
+            lent -= {storage}
             ports = [source for source, tensor in zip(sources, outputs, strict=True) if storage_of(tensor) == storage]
-            self.memory[storage] = ((*ports, ("call", path, nth, None))[:1], self.time)
+            producer = (*ports, ("call", path, nth, None))[:1]
+            around = [] if fills(self.values[target]) else [self._read(self._base(target))]
+            self._wrote(storage, union([*around, producer]), False)
+            self._know(target, producer)
         following = iter(sources)
-        self._know(node, self._shaped(node, lambda: (next(following),)))
+        self._know(node, self._shaped(node, lambda: (next(following),)), frozenset(lent))
         self.calls[index] = CallTruth(path, nth, True, inputs, tuple((source,) for source in sources))
 
     # -- operations
@@ -444,27 +464,34 @@ class _Walk:
     def _write(self, node: fx.Node, target: fx.Node, operands: Sequence[fx.Node]) -> Sources:
         """What the memory behind ``target`` holds from now on: what it held, unless all of it is written anew, and what is written."""
         tensor = self.values[target]
-        base = self.holders.get(id(tensor._base), target)
-        held = [] if self._covers(node, tensor) else [base, target]
-        sources = union(self._read(n) for n in [*held, *(n for n in operands if n is not target)])
-        self.memory[storage_of(tensor)] = sources, self.time
+        whole = fills(tensor) and self._overwrites(node, tensor)
+        held = [] if whole else [target] if fills(tensor) else [self._base(target), target]
+        others = [n for i, n in enumerate(operands) if i != operands.index(target)]
+        sources = union(self._read(n) for n in [*held, *others])
+        self._wrote(storage_of(tensor), sources, whole)
         return sources
 
-    def _covers(self, node: fx.Node, tensor: Tensor) -> bool:
-        if node.target is operator.setitem:
-            index = node.args[1]
-            plain = not any(isinstance(i, fx.Node) for i in leaves(index))
-            overwrites = plain and tensor[index].numel() == tensor.numel()  # type: ignore[index]
-        else:
-            overwrites = function_name(node) in OVERWRITING
-        return overwrites and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    def _base(self, node: fx.Node) -> fx.Node:
+        """The tensor of which a tensor is a view, where some node handed that out."""
+        return self.holders.get(id(self.values[node]._base), node)
+
+    def _overwrites(self, node: fx.Node, tensor: Tensor) -> bool:
+        if node.target is not operator.setitem:
+            return function_name(node) in OVERWRITING
+        index: Any = node.args[1]
+        return not any(isinstance(i, fx.Node) for i in leaves(index)) and tensor[index].numel() == tensor.numel()
 
     def _shaped(self, node: fx.Node, sources: Callable[[], Sources]) -> Any:
         return mapped(self.results[node], lambda v: sources() if isinstance(v, Tensor) else v)
 
 
 def storage_of(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
+
+
+def fills(tensor: Tensor) -> bool:
+    """Whether a tensor is all that lies in its memory."""
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def function_name(node: fx.Node) -> str:
