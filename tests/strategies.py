@@ -150,7 +150,9 @@ def passes(draw: Draw) -> Lineage:
         calls.append(CallRecord(f"l{number}", 0, "Linear", True, 0, "", 0, 0, True, False, inputs, outputs))
         nodes.append(Node("call", (), "", len(calls) - 1, 0, grad=grad))
     read_already = {p if p >= 0 else ~p for node in nodes for p in node.parents} | {v.node for call in calls for v in call.inputs}
-    ends = draw(st.lists(st.integers(0, len(nodes) - 1), max_size=1)) + [n for n in range(len(nodes)) if n not in read_already]  # all of it is alive
+    ends = draw(st.lists(st.integers(0, len(nodes) - 1), max_size=1)) + [
+        n for n in range(len(nodes)) if n not in read_already
+    ]  # all of it is alive
     return Lineage(Graph(tuple(nodes), tuple(calls), tuple(ValueRecord("", (), "", "", n) for n in ends), "Net", 0, 0))
 
 
@@ -265,7 +267,9 @@ class Memory:
 class Paper:
     """A tensor on paper. ``through``: per grain, whether a module handed it out over memory that others hold too."""
 
-    def __init__(self, memory: Memory, kind: str, rows: int, whole: bool, content: list[Content], through: list[bool], section: int) -> None:
+    def __init__(
+        self, memory: Memory, kind: str, rows: int, whole: bool, content: list[Content], through: list[bool], section: int
+    ) -> None:
         self.memory, self.kind, self.rows, self.whole = memory, kind, rows, whole
         self.content, self.through, self.section = content, through, section
         self.leaf = False  # a parameter: not to be handed through, written or returned
@@ -295,7 +299,19 @@ LAYERS: dict[str, tuple[int, tuple[str, ...]]] = {
 }  # fmt: skip
 WRITERS = {"relu_": False, "scale_": False, "wipe_": True, "silent_": False}  # in place: whether what was there is dropped
 OPERATIONS = {"unary": 1, "binary": 2, "nary": 3, "where": 3, "linear_f": 1, "weigh": 1, "stray": 1}
-HOWS = {"unary": 8, "binary": 6, "nary": 4, "full_view": 5, "part_view": 3, "write_unary": 4, "write_binary": 3, "wipe": 3, "set_all": 2, "set_part": 3, "constant": 4}
+HOWS = {
+    "unary": 8,
+    "binary": 6,
+    "nary": 4,
+    "full_view": 5,
+    "part_view": 3,
+    "write_unary": 4,
+    "write_binary": 3,
+    "wipe": 3,
+    "set_all": 2,
+    "set_part": 3,
+    "constant": 4,
+}
 
 
 class Simulation:
@@ -402,7 +418,9 @@ class Simulation:
         older = self.made[id(tensor.memory.tensors[0])] <= start
         for g in GRAINS:
             if layers[g]:
-                tensor.content[g] = Content((term,), tensor.content[g].may if self.written.get(id(tensor.memory), 0) > start else frozenset())
+                tensor.content[g] = Content(
+                    (term,), tensor.content[g].may if self.written.get(id(tensor.memory), 0) > start else frozenset()
+                )
                 tensor.through[g] = tensor.through[g] or (made and older)
         return tensor
 
@@ -578,7 +596,9 @@ class _Writer:
 
     def handed(self, live: list[Paper]) -> list[int]:
         """Tensors that a module may hand through: in a no_grad part only those made in it, elsewhere torch has no new tensor for them."""
-        return [i for i in self.floats(live) if not live[i].leaf and (not self.paper.section or live[i].memory.section == self.paper.section)]
+        return [
+            i for i in self.floats(live) if not live[i].leaf and (not self.paper.section or live[i].memory.section == self.paper.section)
+        ]
 
     def writable(self, live: list[Paper]) -> list[int]:
         section = self.paper.section
@@ -701,7 +721,9 @@ class _Writer:
         papers = [live[i] for i in args]
         self.arity[number] = len(args)
         length = self.draw(st.integers(0 if self.specs[number].kind == "block" else 1, 4))
-        live += self.paper.call(number, papers, self.specs[number].kind == "quiet", lambda: self.body(number, list(papers), length, depth + 1))
+        live += self.paper.call(
+            number, papers, self.specs[number].kind == "quiet", lambda: self.body(number, list(papers), length, depth + 1)
+        )
         self.specs[number].again = not self.paper.section and all(t.rows == ROWS for t in papers)
         return Step("block", args, 1, number)
 
@@ -711,7 +733,9 @@ class _Writer:
 
     def _plain(self, tensor: Paper) -> bool:
         """Nobody else holds its memory: whatever a block may do to an argument it may do to this one."""
-        return tensor.memory.tensors == [tensor] and not tensor.memory.locked and not tensor.leaf and tensor not in self.paper._leaves.values()
+        return (
+            tensor.memory.tensors == [tensor] and not tensor.memory.locked and not tensor.leaf and tensor not in self.paper._leaves.values()
+        )
 
     def a_section(self, block: int, live: list[Paper], depth: int) -> Step:
         inner: list[Step] = []

@@ -164,7 +164,14 @@ def test_table_says_what_each_layer_and_join_is_connected_to() -> None:
     assert [(flow["name"], flow["connected_to"]) for flow in table["outputs"]] == [
         ("['out']", [":add[1]", "scale"]), ("['best']", [":add[1]"]), ("['zeros']", ["constant:zeros"]),
     ]  # fmt: skip
-    assert table["layers"][1] | {"inputs": []} == {"label": "block.0[0]", "type": "Linear", "path": "block.0", "nth": 0, "inputs": [], "hidden": []}
+    assert table["layers"][1] | {"inputs": []} == {
+        "label": "block.0[0]",
+        "type": "Linear",
+        "path": "block.0",
+        "nth": 0,
+        "inputs": [],
+        "hidden": [],
+    }
 
 
 def test_table_follows_the_collapsed_layers() -> None:
@@ -187,7 +194,9 @@ def test_table_is_ignored_on_reading(table: object) -> None:
 def test_ten_thousand_calls_take_a_few_megabytes() -> None:
     value = ValueRecord("input", (8, 512, 28, 28), "float32", "cuda:0", 0)
     calls = tuple(
-        CallRecord(f"layers.{i}.attention.proj", 0, "Linear", True, -1, "some/package/model.py:123", 10**6, 10**6, True, False, (value,), (value,))
+        CallRecord(
+            f"layers.{i}.attention.proj", 0, "Linear", True, -1, "some/package/model.py:123", 10**6, 10**6, True, False, (value,), (value,)
+        )
         for i in range(10_000)
     )
     nodes = tuple(Node("call", call=i, port=0, grad=True) for i in range(10_000))
@@ -343,7 +352,9 @@ def test_lists_nested_deeply_within_a_field_are_refused() -> None:
             from_json(text.replace('"notes": []', f'"notes": [{"[" * depth}{"]" * depth}]'))
 
 
-PLACES: st.SearchStrategy[Any] = st.sampled_from([0, 1, 2, 3, 5, 8, -1, 2**63, 10**30, True, False, None, 0.5, float("nan"), "", "op", "call", "x", [], [0], {}, [[]], [-1]])
+PLACES: st.SearchStrategy[Any] = st.sampled_from(
+    [0, 1, 2, 3, 5, 8, -1, 2**63, 10**30, True, False, None, 0.5, float("nan"), "", "op", "call", "x", [], [0], {}, [[]], [-1]]
+)
 
 
 def _spots(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -354,7 +365,11 @@ def _spots(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 SPOTS = _spots({key: value for key, value in DOCUMENT.items() if key != "table"})
 
 
-@given(st.lists(st.tuples(st.sampled_from(SPOTS), st.sampled_from(["set", "drop", "copy"]), PLACES, st.sampled_from(SPOTS)), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(SPOTS), st.sampled_from(["set", "drop", "copy"]), PLACES, st.sampled_from(SPOTS)), min_size=1, max_size=3
+    )
+)
 @examples(500)
 def test_mutated_document_is_refused_or_answers(changes: list[tuple[tuple[Any, ...], str, Any, tuple[Any, ...]]]) -> None:
     found: Any = document_copy()
@@ -394,7 +409,11 @@ def check(text: str | bytes) -> None:
     assert from_json(to_json(lineage)) == lineage
 
 
-@given(st.integers(0, len(_TEXT)), st.integers(0, 40), st.text(max_size=8) | st.sampled_from(["[", "{", '"', "\\", "9" * 30, "-", "1e9", "NaN"]))
+@given(
+    st.integers(0, len(_TEXT)),
+    st.integers(0, 40),
+    st.text(max_size=8) | st.sampled_from(["[", "{", '"', "\\", "9" * 30, "-", "1e9", "NaN"]),
+)
 @examples(300)
 def test_text_changed_anywhere_is_refused_or_answers(start: int, length: int, patch: str) -> None:
     check(_TEXT[:start] + patch + _TEXT[start + length :])

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-any-return,no-untyped-call"
+# mypy: disable-error-code="no-any-return,no-untyped-call,attr-defined,arg-type"
 """Lineage through torch's machinery: control-flow operators, wrapper subclasses, transforms, distributed wrappers."""
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.nets import Net, data, fed, lin, names
 from torch import Tensor, nn
 
 import gradlineage
+from tests.nets import Net, data, fed, lin, names
 
 grad_modes = pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
 
@@ -278,7 +278,7 @@ class _StraightThrough(torch.autograd.Function):
         return (x > 0).float()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -288,7 +288,7 @@ class _HalfGradient(torch.autograd.Function):
         return x * gate * scale
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 
 
@@ -298,7 +298,7 @@ class _Pair(torch.autograd.Function):
         return a * 1, b * 2
 
     @staticmethod
-    def backward(ctx: Any, da: Tensor, db: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, da: Tensor, db: Tensor) -> tuple[Tensor, Tensor]:
         return da, db
 
 
@@ -343,7 +343,7 @@ class _Masked(torch.autograd.Function):
         return torch.from_numpy(x.detach().numpy() * mask.numpy())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-any-return,func-returns-value,no-untyped-call"
+# mypy: disable-error-code="no-any-return,func-returns-value,no-untyped-call,arg-type"
 """What `trace` and `recording` promise: one rule a test, on models small enough to see the answer."""
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.nets import Net, data, fed, lin, names, out
 from torch import Tensor, nn
 
 import gradlineage
 from gradlineage import Lineage
+from tests.nets import Net, data, fed, lin, names, out
 
 # -- the founding question ---------------------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,9 @@ def test_parameter_handed_through_stays_itself_for_others() -> None:
         assert fed(lineage, "b") == [["input:args[0]", "one"]]
 
 
-@pytest.mark.parametrize("change", [lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.transpose_(0, 1)], ids=["t", "unsqueeze", "transpose"])
+@pytest.mark.parametrize(
+    "change", [lambda y: y.t_(), lambda y: y.unsqueeze_(0), lambda y: y.transpose_(0, 1)], ids=["t", "unsqueeze", "transpose"]
+)
 def test_change_of_shape_in_place_is_no_write(change: Callable[[Tensor], Any]) -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         y = m.a(x) * 1

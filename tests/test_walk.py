@@ -326,7 +326,9 @@ class Made:
 
     def layer(self, path: str, *nodes: int, parent: int = 0) -> int:
         inputs = tuple(self.value(n) for n in nodes)
-        self.calls.append(CallRecord(path, self._nth(path), "Linear", True, parent, "", 0, 0, True, False, inputs, (self.value(len(self.nodes)),)))
+        self.calls.append(
+            CallRecord(path, self._nth(path), "Linear", True, parent, "", 0, 0, True, False, inputs, (self.value(len(self.nodes)),))
+        )
         self.nodes.append(Node("call", (), "", len(self.calls) - 1, 0, grad=True))
         return len(self.nodes) - 1
 
