@@ -27,6 +27,8 @@ def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Line
     """
     if not patterns and depth is None:
         raise LineageError("collapse() needs a path pattern or depth=, for example collapse('layer*.?') or collapse(depth=1)")
+    if not all(isinstance(p, str) for p in patterns) or not (depth is None or isinstance(depth, int)):
+        raise LineageError(f"collapse{patterns!r}, depth={depth!r}: expected path patterns as text and depth as a whole number")
     if depth is not None and depth < 0:
         raise LineageError(f"collapse(depth={depth}): depth counts calls below the root and cannot be negative")
     graph = lineage._graph

@@ -17,6 +17,7 @@ __all__ = ["alias_of", "rebuild", "replaceable", "tensors_in"]
 
 _PLAIN = (str, bytes, int, float, complex, bool, type, type(None), torch.dtype, torch.device, torch.Size, torch.Generator, torch.nn.Module)
 _PLAIN_EXACT = frozenset((*_PLAIN[:-1], types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, slice, range))
+_NESTING = 100
 _OBJECT_DEPTH = 3  # object -> list of layers -> object: a key-value cache; deeper things are machinery
 
 
@@ -37,7 +38,7 @@ def _collect(value: Any, name: str, found: list[tuple[str, torch.Tensor]], above
     if isinstance(value, torch.Tensor):
         found.append((name, value))
         return
-    if type(value) in _PLAIN_EXACT or isinstance(value, _PLAIN) or id(value) in above:
+    if type(value) in _PLAIN_EXACT or isinstance(value, _PLAIN) or id(value) in above or len(above) > _NESTING:
         return
     above.add(id(value))
     for part, item in _parts(value, depth):
@@ -72,29 +73,31 @@ def _parts(value: Any, depth: int) -> list[tuple[str, Any]]:
     return parts
 
 
-def replaceable(value: Any) -> set[int]:
+def replaceable(value: Any, above: tuple[int, ...] = ()) -> set[int]:
     """The ids of the tensors that `rebuild` can replace."""
     if isinstance(value, torch.Tensor):
         return {id(value)}
-    if type(value) in (tuple, list):
-        return {i for item in value for i in replaceable(item)}
-    return {i for item in value.values() for i in replaceable(item)} if type(value) is dict else set()
+    if type(value) not in (tuple, list, dict) or id(value) in above or len(above) > _NESTING:
+        return set()
+    items = value.values() if type(value) is dict else value
+    return {i for item in items for i in replaceable(item, (*above, id(value)))}
 
 
-def rebuild(value: Any, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def rebuild(value: Any, replace: Callable[[torch.Tensor], torch.Tensor], above: tuple[int, ...] = ()) -> Any:
     """``value`` with its tensors replaced; only where that leaves no trace: a tensor, or exact tuples, lists and dicts of such.
 
     Anything else comes back as it is, and a container none of whose tensors changed is the same object.
     """
     if isinstance(value, torch.Tensor):
         return replace(value)
-    if type(value) in (tuple, list):
-        items = [rebuild(item, replace) for item in value]
-        return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
+    if type(value) not in (tuple, list, dict) or id(value) in above or len(above) > _NESTING:
+        return value
+    above = (*above, id(value))
     if type(value) is dict:
-        mapped = {key: rebuild(item, replace) for key, item in value.items()}
+        mapped = {key: rebuild(item, replace, above) for key, item in value.items()}
         return value if all(mapped[key] is value[key] for key in value) else mapped
-    return value
+    items = [rebuild(item, replace, above) for item in value]
+    return value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:

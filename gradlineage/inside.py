@@ -70,7 +70,7 @@ def hidden_values(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: I
     hidden = []
     for value in inside.taken:
         kind, name, *_ = entries[value]
-        if value in given or (kind == CALL and value > call.start):
+        if value in given or (value > call.start and (kind == CALL or name == "unknown")):
             continue
         if kind == LEAVES and (
             name in ("constant", "empty") or (name in ("parameter", "buffer") and str(entries[value][8]).startswith(own))

@@ -134,7 +134,8 @@ class Lineage:
                 found_here = self._view.sources(self._view.references(node))
                 sources.update((self._source(*item), None) for item in found_here if item[2])
             after = [self._view.call_label(c) if c >= 0 else "output" for c in self._reach.readers_of(record.after)]
-            found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
+            if sources and after:  # what nobody uses starves nobody
+                found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
         return tuple(found)
 
     # -- looking things up ---------------------------------------------------------------------------------------------------------
@@ -149,6 +150,8 @@ class Lineage:
         """
         if isinstance(key, Source):
             return self[key.path, key.nth] if key.path is not None and key.nth is not None else key
+        if not isinstance(key, str) and not (isinstance(key, tuple) and len(key) == 2):
+            raise LineageError(f"lineage[{key!r}]: expected a label or path, (path, nth), or a Source")
         found = self._view.find(key)
         if found is None:
             raise NameNotFound(key if isinstance(key, str) else f"{key[0]}[{key[1]}]", self._names())
@@ -172,6 +175,9 @@ class Lineage:
         ``type`` and ``op`` may be patterns too. ``find(type="Concat")`` gives calls, ``find(op="cat")`` joins, ``find(pattern="layer*.conv?")``
         both. A ``*`` also crosses dots.
         """
+        for name, value in (("type", type), ("op", op), ("pattern", pattern)):
+            if value is not None and not isinstance(value, str):
+                raise LineageError(f"find({name}={value!r}): expected text, such as find(type='Conv2d') or find(op='cat')")
         calls = [c for c in self.calls if type is None or fnmatch.fnmatchcase(c.type, type)] if type is not None or op is None else []
         joins = [j for j in self.joins if op is None or fnmatch.fnmatchcase(j.op, op)] if op is not None or type is None else []
         if pattern is not None:

@@ -5,10 +5,11 @@ A call's inputs are what its forward receives after all pre-hooks, its outputs w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown, covers_storage, inner_tensors, place
+from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown, covers_storage, inner_tensors, place, takes_gradient
 
 __all__ = ["Recorder"]
 
@@ -28,6 +29,22 @@ _sequence = torch._C._autograd._get_sequence_nr
 _backward = torch._C._current_graph_task_id
 _functorch = torch._C._functorch
 _open: list[Recorder] = []  # recordings under way, in any thread
+
+
+class _Hook:
+    """A hook. Pickled or deep-copied along with the module it is on, it becomes a callable of the standard library's that does nothing."""
+
+    def __init__(self, method: Callable[..., Any], recorder: Recorder) -> None:
+        self.method, self.recorder = method, recorder
+
+    def __call__(self, *args: Any) -> Any:
+        if _backward() != -1 or self.recorder not in _open:
+            return None
+        with _disable():
+            return self.method(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Recorder:
@@ -57,6 +74,7 @@ class Recorder:
         self._foreign: list[tuple[dict[int, Any], int]] = []  # entries of hook dicts that have no handle
         self._strangers: list[nn.Module] = []  # keeps their ids theirs
         self._stacks: dict[int, list[CallNote]] = {}
+        self._pre, self._post = _Hook(self._before, self), _Hook(self._after, self)
         self._mode: ShadowMode | None = None
         self._thread = 0
 
@@ -68,19 +86,6 @@ class Recorder:
         self.first_sequence = _sequence()
         _open.append(self)
 
-        # functions, not methods: a deep copy of a module takes its hooks along, and must not take the recorder
-        def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if _backward() == -1 and self in _open:
-                with _disable():
-                    self._before(module, args, kwargs)
-
-        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            if _backward() == -1 and self in _open:
-                with _disable():
-                    return self._after(module, output)
-            return None
-
-        self._pre, self._post = before, after
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
         self._handles.append(module_hooks.register_module_forward_pre_hook(self._global))
@@ -126,9 +131,6 @@ class Recorder:
                 handle = torch.utils.hooks.RemovableHandle(module._forward_hooks)
                 module._forward_hooks[handle.id] = lambda m, args, output: self._post(m, args, {}, output)
                 self._foreign.append((module._forward_hooks, handle.id))
-            elif self._pre in module._forward_pre_hooks.values():  # a deep copy made during the pass
-                for hooks, hook in ((module._forward_pre_hooks, self._pre), (module._forward_hooks, self._post)):
-                    self._foreign += [(hooks, key) for key, value in hooks.items() if value is hook]
             else:
                 self._handles.append(module.register_forward_pre_hook(self._pre, with_kwargs=True))
                 self._handles.append(module.register_forward_hook(self._post, with_kwargs=True, always_call=True, prepend=True))
@@ -165,17 +167,18 @@ class Recorder:
         code, at = place(sys._getframe(2), across_calls=True)
         script = isinstance(module, torch.jit.ScriptModule)
         name = str(module.original_name) if script else type(module).__name__
+        above = stack or (self._stacks.get(self._thread, []) if threading.get_ident() != self._thread else [])
         call = CallNote(
-            len(self.calls), path, nth, stack[-1].index if stack else -1, name, registered, id(module), len(module._modules) > 0,
+            len(self.calls), path, nth, above[-1].index if above else -1, name, registered, id(module), len(module._modules) > 0,
             own_parameters(module), None if script else type(module).forward, code, at, sys.exc_info()[1], torch.is_grad_enabled(),
         )  # fmt: skip
         self.calls.append(call)
         for position, arg in itertools.chain(enumerate(args), kwargs.items()):
             for suffix, tensor in tensors_in(arg):
-                value = self.value(tensor) if stack else self._input(tensor, call)
+                value = self.value(tensor) if above else self._input(tensor, call)
                 call.inputs.append(((position, suffix), *looks(tensor), value))
-        if stack:
-            stack[-1].children += 1
+        if above:
+            above[-1].children += 1
         self.threads.add(threading.get_ident())
         call.sequence = _sequence()
         call.start = self.tape.next()
@@ -201,7 +204,7 @@ class Recorder:
             self._touch(tensor, value)
         return value
 
-    def _after(self, module: nn.Module, output: Any) -> Any:
+    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         stack = self._stack()
         wanted = id(module)
         if not stack or (stack[-1].module_id != wanted and all(call.module_id != wanted for call in stack)):
@@ -248,7 +251,7 @@ class Recorder:
         if shared and movable:
             tensor = alias_of(tensor) if self.alias else tensor
         shared = shared or (found is not None and found[2] < call.start)
-        grad = tensor.requires_grad
+        grad = takes_gradient(tensor)
         value = tape.next()
         edge = inner if grad else ~inner
         tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, _sequence(), shared)
@@ -327,9 +330,8 @@ class Recorder:
                 if next(nn.Module.parameters(module), None) is None:
                     return  # without parameters it is what its operations are
                 self._strangers.append(module)
-                late = self._pre not in module._forward_pre_hooks.values()
                 self._attach(module, self._stranger_path(module), False)
-                if late and not script:  # too late for this call's own pre-hook, and a global one is given no keyword arguments
+                if not script:  # too late for this call's own pre-hook, and a global one is given no keyword arguments
                     kwargs = sys._getframe(1).f_locals.get("kwargs")
                     self._before(module, args, kwargs if isinstance(kwargs, dict) else {})
         if script:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,11 +11,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlineage.tape import Tape, gather, storage_of
+from gradlineage.tape import Tape, storage_of
 
 __all__ = ["Keeper", "Registry"]
 
 _OWN_KEYS = frozenset(nn.Module().__dict__)
+_HOLDERS: tuple[type, ...] = (list, tuple, type({}.values()))
+_MOST = 1000  # a list of numbers as long as a data set is not searched
 _NO_TENSORS = (int, float, str, nn.Module, type(None))
 
 
@@ -63,9 +66,12 @@ class Registry:
 
     def _attribute(self, name: str, value: Any) -> None:
         """A plain tensor that lies in a module when the pass begins is a constant, unless an earlier pass computed it."""
-        found: list[torch.Tensor] = []
-        gather(value, found)
-        for tensor in found:
+        if isinstance(value, dict):
+            value = value.values()
+        items: Any = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, _HOLDERS) else ()
+        for tensor in itertools.islice(items, _MOST):
+            if not isinstance(tensor, torch.Tensor):
+                continue
             if id(tensor) not in self._names and self.tape.known(tensor) is None and tensor.is_leaf:
                 self.tape.know(tensor, self.tape.leaf("constant", name, grad=tensor.requires_grad))
 
@@ -99,6 +105,12 @@ class Keeper:
         self.saved: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # id -> (tensor, its memory, a copy)
         self._storages: dict[int, list[torch.Tensor]] | None = None
         self._lazy: set[int] = set()
+        self._places = [
+            (members, key, tensor)
+            for _, module in registry.modules()
+            for members in (module._parameters, module._buffers)
+            for key, tensor in members.items()
+        ]
 
     def before_write(self, tensor: torch.Tensor) -> None:
         """Keep what lies in the memory that is about to be written."""
@@ -138,3 +150,6 @@ class Keeper:
                 if storage_of(tensor) != storage_of(memory):
                     tensor.data = memory
         self.saved.clear()
+        for members, key, place in self._places:
+            if members.get(key) is not place and key in members:
+                members[key] = place  # type: ignore[assignment]

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradlineage.tables import Facts, facts_of
-from gradlineage.tape import LEAVES, OP, Tape, Unknown, covers_storage, gather, place
+from gradlineage.tape import LEAVES, OP, Tape, Unknown, covers_storage, gather, place, takes_gradient
 
 __all__ = ["ShadowMode"]
 
@@ -55,8 +55,8 @@ class ShadowMode(TorchFunctionMode):
                 if name not in _TENSOR_GETTERS:
                     return func(*args, **kwargs)
                 facts = facts_of(_getter(name))
-            elif name == "data" and func.__name__ == "__set__":
-                facts = facts_of(_getter("data="))
+            elif name in ("data", "real", "imag") and func.__name__ == "__set__":
+                facts = facts_of(_getter(f"{name}="))
             else:
                 return func(*args, **kwargs)
         else:
@@ -65,6 +65,10 @@ class ShadowMode(TorchFunctionMode):
                 return func(*args, **kwargs)
         if _backward() != -1:
             return func(*args, **kwargs)
+        for wrapper in classes:
+            if not issubclass(wrapper, Tensor):  # a class of the user's around tensors: what it does with them is what happens
+                with self:
+                    return wrapper.__torch_function__(func, classes, args, kwargs)
         operands: list[Tensor] = []
         shape_only = facts.shape_only
         for position, arg in enumerate(args):
@@ -135,6 +139,8 @@ class ShadowMode(TorchFunctionMode):
             if len(written) == 1:
                 kept, parents = self._prepare(facts, args, operands, written[0], parents)
                 whole = not kept
+            elif facts.overwrites:  # _foreach_copy_ and _foreach_zero_
+                parents, whole = parents[len(written) :], True
         elif isinstance(first, Tensor):
             try:
                 version = first._version
@@ -165,7 +171,7 @@ class ShadowMode(TorchFunctionMode):
                 elif version == -2 or (version >= 0 and result._version != version):
                     self._wrote(facts, [result], False, [], tuple(parents), before, after)
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
-                tape.know(result, self._entry(facts, tuple(parents), result.requires_grad, before, after, result))
+                tape.know(result, self._entry(facts, tuple(parents), takes_gradient(result), before, after, result))
         elif isinstance(result, list | tuple | dict):
             made: list[Tensor] = []
             gather(result, made)
@@ -196,7 +202,7 @@ class ShadowMode(TorchFunctionMode):
         for i, tensor in enumerate(made):
             if any(tensor is t for t in operands):
                 continue
-            grad = tensor.requires_grad
+            grad = takes_gradient(tensor)
             if facts.name == "autograd.grad" and grad and _level() is None:
                 tape.know(tensor, tape.gradient(tensor, through=True))
                 continue
@@ -213,7 +219,7 @@ class ShadowMode(TorchFunctionMode):
         """What an in-place write keeps of its target, and what it brings: nothing is kept where it covers the whole memory."""
         rest = parents[1:] if facts.repoints or (operands and operands[0] is target) else parents
         covers = facts.overwrites or (facts.name == "setitem" and len(args) > 1 and _covers(target, args[1]))
-        if facts.repoints or (covers and (covers_storage(target) or not target._is_view())):
+        if facts.repoints or (covers and covers_storage(target)):
             return [], rest
         kept = [] if covers else [self.tape.value(target)]
         if not covers_storage(target) and (base := self.tape.base_value(target)) not in kept:
@@ -229,6 +235,8 @@ class ShadowMode(TorchFunctionMode):
             if not self.stack and self.is_parameter(tensor):
                 continue
             brought = parents[i::slots] if slots else parents
+            if not torch.is_grad_enabled():
+                brought = tuple(b if b < 0 else ~b for b in brought)
             old = None if whole or (covers_storage(tensor) and not facts.partial) else tape.held(tensor)
             number = self._entry(facts, (*kept, *brought), tensor.requires_grad, before, after, tensor)
             held = number

@@ -40,7 +40,7 @@ _NO_WRITE = frozenset(
 #: Writes that leave nothing of what was there.
 _OVERWRITES = frozenset(
     """zero_ fill_ copy_ normal_ uniform_ random_ exponential_ bernoulli_ cauchy_ geometric_ log_normal_ trunc_normal_ constant_ ones_ zeros_
-    eye_ dirac_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_""".split()
+    eye_ dirac_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ orthogonal_ sparse_ _foreach_copy_ _foreach_zero_""".split()
 )
 
 #: Writes into a part of a tensor that leave the rest of it as it was.
@@ -83,7 +83,7 @@ def plain_name(raw: str) -> str:
 def _in_place(bare: str, name: str) -> bool:
     if bare.startswith("__"):
         return bare == "__setitem__" or (bare.startswith("__i") and name in _BINARY)
-    return bare == "data=" or bare.endswith("_")
+    return bare.endswith(("_", "="))
 
 
 class Facts:
@@ -112,7 +112,7 @@ class Facts:
             )
         elif _in_place(bare, self.name):
             self.writes = (0,)
-        self.partial = self.name in _PARTIAL
+        self.partial = self.name in _PARTIAL or bare in ("real=", "imag=")
         self.overwrites = bool(self.writes) and bare in _OVERWRITES
 
 

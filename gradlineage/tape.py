@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
+_level = torch._C._functorch.maybe_current_level
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
 OP, CALL, GRADIENT, LEAVES, MEMORY = range(5)
@@ -86,7 +87,7 @@ class Tape:
     def know(self, tensor: Tensor, value: int, fresh: bool = False) -> None:
         """``tensor`` holds ``value`` from now on. ``fresh``: so does its memory, whatever was known of that."""
         try:
-            version = tensor._version
+            version = tensor._version if _level() is None else -1  # a transform's wrappers change the version of what they wrap
         except RuntimeError:  # inference tensors have none
             version = -1
         self.values[id(tensor)] = (weakref.ref(tensor), value, value, version)
@@ -138,9 +139,10 @@ class Tape:
         """Someone wrote to the storage since: the last writer is the producer, beside the module that had handed the tensor out."""
         value = store[0]
         own = self.entries[found[1]]
-        if own[0] == CALL and store[2] <= found[2] and own[7] >= 0 and own[9]:
+        unnoticed = tensor.requires_grad and own[4] and not self.entries[value][4]  # autograd knows nothing of a write to .data
+        if store[2] <= found[2] and (unnoticed or (own[0] == CALL and own[7] >= 0 and own[9])):
             writer = self.entries[value]
-            brought = value if tensor.requires_grad else ~value
+            brought = value if tensor.requires_grad and not unnoticed else ~value
             value = self.part(writer[1], found[1], (brought,), writer[2], tensor.requires_grad, writer[5:7], -1)
         self.values[id(tensor)] = (found[0], value, self.next(), tensor._version if found[3] >= 0 else -1)
         return value
@@ -152,6 +154,8 @@ class Tape:
         harmless = self.harmless.get(storage_of(tensor))
         if harmless is not None and harmless[1] == tensor._version and harmless[0]() is not None:
             pass
+        elif tensor.grad_fn is not None:  # in-place by a custom Function or a script: autograd saw it
+            value = self.gradient(tensor)
         elif entry[0] != LEAVES or entry[1] not in ("parameter", "buffer"):
             old = value if tensor.requires_grad else ~value
             value = self.step("write", (old, ~self.leaf("unknown", Unknown.WRITTEN)), -1, tensor.requires_grad)
@@ -161,7 +165,7 @@ class Tape:
     def edge(self, tensor: Tensor) -> int:
         """The value of an operand, inverted where it does not require grad."""
         value = self.value(tensor)
-        if not tensor.requires_grad:
+        if not takes_gradient(tensor):
             return ~value
         if not self.entries[value][4] and value not in self.regained and tensor.grad_fn is not None:
             self.regained[value] = tensor.grad_fn  # what a custom Function returned was computed without gradient
@@ -242,6 +246,9 @@ class Tape:
     def base_value(self, tensor: Tensor) -> int:
         """What the whole memory behind ``tensor`` holds: a partial write leaves the rest of it as it was."""
         base = tensor._base if tensor._is_view() else None
+        if base is None and not covers_storage(tensor):  # a view that torch does not call one: of .data, in inference mode
+            held = self.held(tensor)
+            return self.value(tensor) if held is None else held
         return self.value(tensor if base is None else base)
 
 
@@ -252,6 +259,11 @@ def storage_of(tensor: Tensor) -> int:
         return address
     except (NotImplementedError, RuntimeError):
         return 0
+
+
+def takes_gradient(tensor: Tensor) -> bool:
+    """``requires_grad``, also of what lies within functorch's wrappers."""
+    return tensor.requires_grad or (_level() is not None and _unwrapped(tensor).requires_grad)
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:

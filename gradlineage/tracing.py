@@ -123,6 +123,11 @@ class Recording:
         self._notes.append(f"The pass broke off in call {label}{spot}: {type(error).__name__}.")
         error.add_note(f"while tracing {names}, in call {label}{spot}")
 
+    def wanted_saved(self, error: Exception | None) -> bool:
+        """Whether the pass asked for a saved tensor that was dropped, or could not run with saved tensors hooked."""
+        asked = self._dropper is not None and self._dropper.asked
+        return asked or (isinstance(error, RuntimeError) and "saved tensor" in str(error) and "hooks" in str(error))
+
     def lineage(self, *outputs: Any) -> Lineage:
         """The lineage of what was recorded so far.
 
@@ -190,31 +195,28 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
     """
     models = _models(model, "trace")
     notes: list[str] = []
-    for drop in (True, False):
-        attempt = Recording(models, shadow=True, drop_saved=drop, alias=True, restore=True)
+    drop = alias = True
+    while True:
+        attempt = Recording(models, shadow=True, drop_saved=drop, alias=alias, restore=True)
+        error: Exception | None = None
         try:
             with attempt:
                 model(*args, **kwargs)
-            graph = freeze(attempt._recorder, None, notes)
-        except Exception as error:
-            if drop and _wanted_saved(attempt, error):
+        except Exception as raised:
+            error = raised
+        try:
+            if drop and attempt.wanted_saved(error):
+                drop = False
                 notes.append("The forward differentiates: it ran a second time, with saved activations kept.")
-                continue
-            raise
+            elif alias and isinstance(error, RuntimeError) and "not have been used in the graph" in str(error):
+                alias = False  # it differentiates by a tensor that went through a module which handed out an alias of it
+                notes.append("The forward ran once more with modules handing their inputs through as they are.")
+            elif error is not None:
+                raise error
+            else:
+                return Lineage(freeze(attempt._recorder, None, notes))
         finally:
             attempt._recorder.release()
-        return Lineage(graph)
-    raise AssertionError("unreachable")
-
-
-def _wanted_saved(attempt: Recording, error: Exception) -> bool:
-    """Whether a pass failed only because saved tensors were dropped or hooked."""
-    asked = attempt._dropper is not None and attempt._dropper.asked
-    return (
-        asked
-        or isinstance(error, _NeedsSaved)
-        or (isinstance(error, RuntimeError) and "saved tensor" in str(error) and "hooks" in str(error))
-    )
 
 
 def _models(model: object, who: str) -> dict[str, nn.Module]:

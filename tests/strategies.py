@@ -265,13 +265,12 @@ class Memory:
 
 
 class Paper:
-    """A tensor on paper. ``through``: per grain, whether a module handed it out over memory that others hold too."""
+    """A tensor on paper. ``through``: per grain, the module calls that handed it out over memory that others hold too."""
 
-    def __init__(
-        self, memory: Memory, kind: str, rows: int, whole: bool, content: list[Content], through: list[bool], section: int
-    ) -> None:
+    def __init__(self, memory: Memory, kind: str, rows: int, whole: bool, content: list[Content], section: int) -> None:
         self.memory, self.kind, self.rows, self.whole = memory, kind, rows, whole
-        self.content, self.through, self.section = content, through, section
+        self.content, self.section = content, section
+        self.through: list[tuple[Term, ...]] = [(), ()]
         self.leaf = False  # a parameter: not to be handed through, written or returned
         memory.tensors.append(self)
 
@@ -335,7 +334,7 @@ class Simulation:
     def fresh(self, kind: str, rows: int, *operands: Content | Paper) -> Paper:
         """A tensor over memory of its own, computed from these."""
         content = [self._seen(g, [o.content[g] if isinstance(o, Paper) else o for o in operands]) for g in GRAINS]
-        return self._note(Paper(Memory(self.section), kind, rows, True, content, [False, False], self.section))
+        return self._note(Paper(Memory(self.section), kind, rows, True, content, self.section))
 
     def _seen(self, grain: int, operands: list[Content]) -> Content:
         owner = self.owner[grain]
@@ -351,10 +350,11 @@ class Simulation:
 
     def view(self, base: Paper, rows: int, whole: bool) -> Paper:
         content = [self._seen(g, [base.content[g]]) for g in GRAINS]
-        through = [base.through[g] or self.owner[g] is not None for g in GRAINS]
         if self.section and base.memory.section != self.section:
             base.memory.locked = True
-        return self._note(Paper(base.memory, base.kind, rows, base.whole and whole, content, through, self.section))
+        made = Paper(base.memory, base.kind, rows, base.whole and whole, content, self.section)
+        made.through = [content[g].must if self.owner[g] is not None else base.through[g] for g in GRAINS]
+        return self._note(made)
 
     def write(self, target: Paper, operands: list[Paper], drops: bool, part: bool = False) -> None:
         """The last writer is the producer; a write into part of a tensor adds to all of its memory; a full one drops what was there.
@@ -374,13 +374,15 @@ class Simulation:
                 if whole and drops:
                     found = new if new.must else CONSTANT_TERM
                 elif whole:
-                    found = merge(own, read, new) if tensor.through[g] and tensor is not target else merge(read, new)
+                    found = merge(read, new) if tensor is target else merge(Content(tensor.through[g]), read, new)
                 elif tensor is target and not part and (drops or owner is not None):
                     found = merge(new if new.must else CONSTANT_TERM)
                 else:
                     found = merge(own, read, new)
                 apart = len({frozenset(c.must) for c in before.values()}) > 1 or (tensor is target and not whole)
                 tensor.content[g] = Content(found.must, found.may | everything) if apart and not (whole and drops) else found
+                if whole and (drops or tensor is target):
+                    tensor.through[g] = ()  # what it holds now is all the writer's
         self.clock += 1
         self.written[id(target.memory)] = self.clock
 
@@ -411,17 +413,16 @@ class Simulation:
         """A module is the producer of what it returns: of a tensor it was given, only for whoever uses its return value."""
         made = self.made.get(id(tensor), 0) > start
         if not made and self.written.get(id(tensor.memory), 0) <= start:
-            tensor = self._note(
-                Paper(tensor.memory, tensor.kind, tensor.rows, tensor.whole, list(tensor.content), list(tensor.through), tensor.section)
-            )
+            handed = Paper(tensor.memory, tensor.kind, tensor.rows, tensor.whole, list(tensor.content), tensor.section)
+            handed.through = list(tensor.through)
+            tensor = self._note(handed)
             made = True
         older = self.made[id(tensor.memory.tensors[0])] <= start
         for g in GRAINS:
             if layers[g]:
-                tensor.content[g] = Content(
-                    (term,), tensor.content[g].may if self.written.get(id(tensor.memory), 0) > start else frozenset()
-                )
-                tensor.through[g] = tensor.through[g] or (made and older)
+                changed = self.written.get(id(tensor.memory), 0) > start
+                tensor.content[g] = Content((term,), tensor.content[g].may if changed else frozenset())
+                tensor.through[g] = (term,) if made and older else tensor.through[g]
         return tensor
 
     # steps
@@ -489,7 +490,7 @@ class Simulation:
         key = (kind, block, name)
         if key not in self._leaves:
             content = [Content((Term(kind, (block, name)),)) for _ in GRAINS]
-            paper = Paper(Memory(0), "float", ROWS, True, content, [False, False], 0)
+            paper = Paper(Memory(0), "float", ROWS, True, content, 0)
             paper.leaf = kind == "parameter"
             paper.memory.locked = kind == "parameter"
             self.made[id(paper)] = 0
@@ -546,7 +547,7 @@ class _Writer:
         live = []
         for place, kind in enumerate(kinds):
             content = [Content((Term("input", place),)) for _ in GRAINS]
-            live.append(Paper(Memory(0), kind, ROWS, True, content, [False, False], 0))
+            live.append(Paper(Memory(0), kind, ROWS, True, content, 0))
             self.paper.made[id(live[-1])] = 0
         self.new("block", -1)
         outputs = self.paper.call(0, live, False, lambda: self.body(0, list(live), self.draw(st.sampled_from([4, 8, 2, 1, 12])), 0))

@@ -1,4 +1,4 @@
-# mypy: disable-error-code="no-any-return,no-untyped-call,attr-defined,arg-type"
+# mypy: disable-error-code="no-any-return,no-untyped-call,attr-defined,arg-type,call-overload"
 """Lineage through torch's machinery: control-flow operators, wrapper subclasses, transforms, distributed wrappers."""
 
 from __future__ import annotations
@@ -332,6 +332,61 @@ def test_reentrant_checkpoint_loses_no_gradient() -> None:
     assert differentiable(lineage, "block.0") == {"a": True}
     assert differentiable(lineage, "c") == {"block.1": True}
     assert lineage.breaks == ()
+
+
+class _InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * 2
+
+
+def test_function_that_writes_its_argument() -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: m.b(_InPlace.apply(m.a(x) * 1)), a=lin(), b=lin()), data())
+    assert differentiable(lineage, "b") == {"a": True}
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda m, h: torch.func.vmap(lambda r: r.relu())(h), lambda m, h: torch.func.vmap(m.cell)(h)], ids=["relu", "layer"]
+)
+def test_gradient_flows_through_vmap(inside: Any) -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: m.b(inside(m, m.a(x))), a=lin(), b=lin(), cell=lin()), data())
+    assert all(differentiable(lineage, "b").values())
+    assert lineage.breaks == ()
+
+
+def test_layers_in_a_thread_pool_belong_to_the_call_that_waits_for_them() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(2) as pool:
+            return torch.cat(list(pool.map(lambda layer: layer(x), (m.a, m.b))))
+
+    lineage = gradlineage.trace(Net(run, a=lin(), b=lin()), data())
+    assert lineage.calls[0].kind == "container"
+    assert [names(f) for f in lineage.outputs] == [["a", "b"]]
+    assert [names(f) for f in lineage.inputs] == [["input:args[0]"]]
+
+
+class _Box:
+    """A class around a tensor that is none itself."""
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls(func(*(a.inner if isinstance(a, cls) else a for a in args), **(kwargs or {})))
+
+
+@grad_modes
+def test_wrapper_that_is_no_tensor(grad: bool) -> None:
+    lineage = traced(grad, Net(lambda m, x: m.c(torch.add(_Box(m.a(x)), m.b(x)).inner), a=lin(), b=lin(), c=lin()), data())
+    assert fed(lineage, "c") == [["a", "b"]]
 
 
 # -- the other reasons for an unknown --------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -327,6 +328,51 @@ def test_change_of_shape_in_place_is_no_write(change: Callable[[Tensor], Any]) -
         return m.b(view)
 
     assert fed(gradlineage.trace(Net(run, a=lin(), b=lin()), data()), "b") == [["a"]]
+
+
+@pytest.mark.parametrize("context", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda h, t: h[0].data.copy_(t[0]),
+        lambda h, t: h[:1].copy_(t[:1]),
+        lambda h, t: h.view(8)[3:5].fill_(t[0, 0]),
+        lambda h, t: h.diagonal().copy_(t[0, :2]),
+    ],
+    ids=["data", "slice", "view", "diagonal"],
+)
+def test_partial_write_keeps_the_rest_in_every_mode(write: Callable[[Tensor, Tensor], Any], context: Callable[[], Any]) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x).clone()
+        write(h, m.b(x))
+        return m.c(h)
+
+    with context():
+        lineage = gradlineage.trace(Net(run, a=lin(), b=lin(), c=lin()), data())
+    assert fed(lineage, "c") == [["a", "b"]]
+
+
+@pytest.mark.parametrize("alias", [lambda h: h.detach(), lambda h: h.data], ids=["detach", "data"])
+def test_write_that_autograd_does_not_notice_leaves_it_its_gradient(alias: Callable[[Tensor], Tensor]) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x) * m.b(x)
+        alias(h).clamp_(min=0.1)
+        return h
+
+    (flow,) = gradlineage.trace(Net(run, a=lin(), b=lin()), data()).outputs
+    assert [(s.label, s.differentiable) for s in flow.sources] == [("a", True), ("b", True)]
+
+
+def test_foreach_writes_that_cover_drop_what_was_there() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h, k = m.a(x) * 1, m.a(x) * 1
+        torch._foreach_copy_([h, k], [m.b(x), m.c(x)])
+        return m.d(h) + m.e(k)
+
+    with torch.no_grad():
+        lineage = gradlineage.trace(Net(run, **{name: lin() for name in "abcde"}), data())
+    assert fed(lineage, "d") == [["b"]]
+    assert fed(lineage, "e") == [["c"]]
 
 
 # -- what autograd drops ------------------------------------------------------------------------------------------------------------------
@@ -662,6 +708,64 @@ def test_pure_walk_names_what_autograd_knows_and_calls_the_rest_unknown() -> Non
     assert [j.label for j in lineage.joins] == [":~add[0]", ":~add[1]"]
 
 
+def test_guarded_gradient_inside_the_forward_takes_its_usual_branch() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x)
+        try:
+            (g,) = torch.autograd.grad(h.pow(2).sum(), h)
+        except Exception:
+            g = m.b(x)
+        return m.c(g)
+
+    lineage = gradlineage.trace(Net(run, a=lin(), b=lin(), c=lin()), data())
+    assert [c.label for c in lineage.layers] == ["a", "c"]
+    assert fed(lineage, "c") == [["a"]]
+
+
+def test_gradient_by_a_tensor_that_was_handed_through() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x)
+        y = m.idle(h)
+        return torch.autograd.grad(m.b(h).sum(), y)[0]
+
+    net = Net(run, a=lin(), b=lin(), idle=nn.Identity())
+    net(data())
+    assert any("once more" in note for note in gradlineage.trace(net, data()).notes)
+
+
+def test_modules_copied_and_pickled_during_a_recording_take_nothing_along() -> None:
+    net = Net(lambda m, x: m.a(x), a=lin())
+    with gradlineage.recording(net):
+        copied = copy.deepcopy(net.a)
+        pickled = pickle.dumps(net.a)
+    assert pickle.loads(pickle.dumps(copied))(data()).shape == (2, 4)
+    assert pickle.loads(pickled)(data()).shape == (2, 4)
+
+
+def test_replaced_buffer_is_put_back() -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        m.ema = m.ema * 0.9 + x.mean(0)
+        return m.a(x + m.ema)
+
+    net = Net(run, a=lin())
+    net.register_buffer("ema", torch.ones(4))
+    before = net.ema
+    gradlineage.trace(net, data())
+    assert net.ema is before
+
+
+def test_containers_without_end_are_entered_once() -> None:
+    def run(m: Any, x: Tensor) -> Any:
+        result: list[Any] = [m.a(x)]
+        result.append(result)
+        return result
+
+    net = Net(run, a=lin())
+    net.__dict__["config"] = {}
+    net.__dict__["config"]["self"] = net.__dict__["config"]
+    assert out(gradlineage.trace(net, data())) == [["a"]]
+
+
 # -- bad input ----------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -678,6 +782,15 @@ def test_a_model_may_have_arguments_of_any_name() -> None:
 
     lineage = gradlineage.trace(Odd(), model=data(), shadow=data(), args=data())
     assert [f.name for f in lineage.inputs] == ["model", "shadow", "args"]
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda x: x[3], lambda x: x[("a",)], lambda x: x.find(type=3), lambda x: x.collapse(depth="a"), lambda x: x["nope"]]
+)
+def test_odd_questions_are_refused_with_our_own_error(ask: Callable[[Lineage], Any]) -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: m.a(x), a=lin()), data())
+    with pytest.raises(gradlineage.LineageError):
+        ask(lineage)
 
 
 def test_output_without_tensors_is_said() -> None:

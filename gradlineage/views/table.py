@@ -91,9 +91,14 @@ def to_table(
 
 
 def _entry(entry: Entry, ops: Sequence[str]) -> str:
-    label = f"[{entry.label}]" if entry.kind in ("parameter", "buffer") else entry.label
+    label = f"[{_clean(entry.label)}]" if entry.kind in ("parameter", "buffer") else _clean(entry.label)
     arrow = "⇠ " if entry.stopped else "← " if ops else ""
     return f"{' ← '.join(ops)} {arrow}{label}".lstrip()
+
+
+def _clean(name: str) -> str:
+    """A name on one line of a terminal, whatever is in it."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def _connected(row: Row, words: _Words) -> str:
@@ -116,9 +121,9 @@ def _argument(name: str) -> str:
 
 def _title(row: Row) -> str:
     if not row.type:
-        return _GAP + row.label
+        return _GAP + _clean(row.label)
     named = row.label.startswith("<") or row.label.split("[")[0] == row.type
-    return row.label + ("" if named else f" ({row.type})") + (" (raised)" if row.failed else "")
+    return _clean(row.label) + ("" if named else f" ({row.type})") + (" (raised)" if row.failed else "")
 
 
 def _count(row: Row) -> str:
