@@ -189,8 +189,10 @@ class _Freezer:
         if name == "input":
             note = self.recorder.calls[call]
             return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
+        if name in ("constant", "empty") and call >= 0 and self.layer[call]:
+            return {"kind": "call", "call": call, "grad": grad}, []  # made or wiped in a layer, and out by a side door
         where = self._where(code, at, call) if code is not None else ""
-        return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "where": where, "grad": grad}, []
+        return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "call": call, "where": where, "grad": grad}, []
 
     def _memory(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         """Memory of which a part was written: by a layer, whose own value stands for what it wrote, or by an operation."""

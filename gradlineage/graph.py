@@ -24,7 +24,7 @@ class Node(NamedTuple):
     name: str = (
         ""  # operation, '' for a mere hand-over; name of the input, parameter or buffer; factory of a constant; reason of an unknown
     )
-    call: int = -1  # op: the call it ran in; call: the call it left; input: the call it entered; -1 outside of all calls
+    call: int = -1  # op, constant: the call it ran in; call: the call it left; input: the call it entered; -1 outside of all calls
     port: int = -1  # call: index among its output tensors, -1 for a side door; input: index among the input tensors
     where: str = ""  # op, constant and unknown: file:line
     order: int = -1  # running order of operations

@@ -36,6 +36,9 @@ class Lineage:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Lineage is frozen: {name} cannot be set")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Lineage is frozen: {name} cannot be deleted")
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Lineage):
             return NotImplemented
@@ -104,12 +107,12 @@ class Lineage:
         return self._flows(self._graph.outputs)
 
     def _flows(self, values: Sequence[ValueRecord]) -> tuple[Flow, ...]:
-        return tuple(Flow(self, self._view.references(v.node), v.name, v.shape, v.dtype, v.device, v.used) for v in values)
+        return tuple(Flow(self, (v.node, -1), v.name, v.shape, v.dtype, v.device, v.used) for v in values)
 
     def _source(self, atom: int, way: Way, differentiable: bool) -> Source:
         node = self._graph.nodes[atom]
         facts: dict[str, Any] = {}
-        kind = {"op": "call", "empty": "unknown"}.get(node.kind, node.kind)
+        kind = "call" if self._view.of_layer(atom) else "unknown" if node.kind == "empty" else node.kind
         if kind == "call":
             call, port = self._view.leaving(atom)
             facts = {"path": self._graph.calls[call].path, "nth": self._graph.calls[call].nth, "port": port}
@@ -220,7 +223,7 @@ class Lineage:
         return tuple(Call(self, i) for kind, i in sorted(items) if kind == "call")
 
     def _layers(self, sources: Iterable[tuple[int, Way, bool]]) -> tuple[Call, ...]:
-        found = {self._view.leaving(atom)[0]: None for atom, _, _ in sources if self._graph.nodes[atom].kind in ("call", "op")}
+        found = {self._view.leaving(atom)[0]: None for atom, _, _ in sources if self._view.of_layer(atom)}
         return tuple(Call(self, i) for i in found)
 
     # -- other views of the same recording -----------------------------------------------------------------------------------------

@@ -60,8 +60,7 @@ class Reach:
         items = [("join", j) for j in self.view.joins] + [("call", c) for c in self.view.shown]
         for item in items:
             for reference in self.view.incoming(*item):
-                kind = self.view.graph.nodes[reference.atom].kind
-                if kind in ("op", "call"):
+                if self.view.is_join(reference.atom) or self.view.of_layer(reference.atom):
                     source = (
                         ("join", reference.atom) if self.view.is_join(reference.atom) else ("call", self.view.leaving(reference.atom)[0])
                     )

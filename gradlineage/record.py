@@ -20,7 +20,7 @@ from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown, covers_storage, inner_tensors, place, takes_gradient
+from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown, inner_tensors, place, takes_gradient
 
 __all__ = ["Recorder"]
 
@@ -59,7 +59,7 @@ class Recorder:
 
     def __init__(self, models: Mapping[str, nn.Module], *, shadow: bool, alias: bool, restore: bool) -> None:
         self.shadow, self.alias = shadow, alias
-        self.tape = Tape(self._adopt)
+        self.tape = Tape(self._adopt, lambda tensor: self.registry.name(tensor) is not None)
         self.registry = Registry(models, self.tape)
         self.keeper = Keeper(self.registry) if restore else None
         self.calls: list[CallNote] = []
@@ -93,7 +93,7 @@ class Recorder:
             self.keeper.keep_all()  # nothing will tell of writes
         if self.shadow:
             before_write = self.keeper.before_write if self.keeper is not None else None
-            self._mode = ShadowMode(self.tape, self._stack(), before_write, lambda t: self.registry.name(t) is not None)
+            self._mode = ShadowMode(self.tape, self._stack(), before_write)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
@@ -278,7 +278,7 @@ class Recorder:
             if store is None or store[0] in done or call.children:
                 continue
             held = store[0]
-            if covers_storage(tensor):
+            if tape.covers(tensor) and tape.entries[held][0] != MEMORY:
                 tape.write(tensor, value, value, False)
             else:
                 name = tape.entries[held][1]

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradlineage.tables import Facts, facts_of
-from gradlineage.tape import LEAVES, OP, Tape, Unknown, covers_storage, gather, place, takes_gradient
+from gradlineage.tape import LEAVES, OP, Tape, Unknown, gather, place, takes_gradient
 
 __all__ = ["ShadowMode"]
 
@@ -36,14 +36,11 @@ class ShadowMode(TorchFunctionMode):
         tape: where to.
         stack: numbers of the calls under way in this thread, the innermost last.
         before_write: called with a tensor before it is written in place.
-        is_parameter: whether a tensor is registered; such a one stays itself when an optimizer writes it between calls.
     """
 
-    def __init__(
-        self, tape: Tape, stack: list[Any], before_write: Callable[[Tensor], None] | None, is_parameter: Callable[[Tensor], bool]
-    ) -> None:
+    def __init__(self, tape: Tape, stack: list[Any], before_write: Callable[[Tensor], None] | None) -> None:
         super().__init__()
-        self.tape, self.stack, self.before_write, self.is_parameter = tape, stack, before_write, is_parameter
+        self.tape, self.stack, self.before_write = tape, stack, before_write
 
     def __torch_function__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,7 +145,7 @@ class ShadowMode(TorchFunctionMode):
                 version = -2 if kwargs.get("inplace") or any(a is True for a in args) else -1
         if out is not None:
             gather(out, written)
-            whole = all(map(covers_storage, written))
+            whole = all(map(tape.covers, written))
             if not whole:
                 parents += [~tape.base_value(t) for t in written]
         if self.before_write is not None and (written or facts.hidden_write is not None):
@@ -219,11 +216,13 @@ class ShadowMode(TorchFunctionMode):
         """What an in-place write keeps of its target, and what it brings: nothing is kept where it covers the whole memory."""
         rest = parents[1:] if facts.repoints or (operands and operands[0] is target) else parents
         covers = facts.overwrites or (facts.name == "setitem" and len(args) > 1 and _covers(target, args[1]))
-        if facts.repoints or (covers and covers_storage(target)):
+        if facts.repoints or (covers and self.tape.covers(target)):
             return [], rest
-        kept = [] if covers else [self.tape.value(target)]
-        if not covers_storage(target) and (base := self.tape.base_value(target)) not in kept:
-            kept.append(base)
+        own, base = self.tape.value(target), self.tape.base_value(target)
+        if covers:  # what lies around it in memory, if anything is known of that
+            kept = [base] if base != own else []
+        else:
+            kept = [own, base] if base != own and not self.tape.covers(target) else [own]
         return [k if target.requires_grad else ~k for k in kept], rest
 
     def _wrote(
@@ -232,12 +231,12 @@ class ShadowMode(TorchFunctionMode):
         tape = self.tape
         slots = _slot_count(facts, written, parents)
         for i, tensor in enumerate(written):
-            if not self.stack and self.is_parameter(tensor):
-                continue
+            if not self.stack and tape.is_registered(tensor):
+                continue  # an optimizer between calls: a parameter stays itself
             brought = parents[i::slots] if slots else parents
             if not torch.is_grad_enabled():
                 brought = tuple(b if b < 0 else ~b for b in brought)
-            old = None if whole or (covers_storage(tensor) and not facts.partial) else tape.held(tensor)
+            old = None if whole or (tape.covers(tensor) and not facts.partial) else tape.held(tensor)
             number = self._entry(facts, (*kept, *brought), tensor.requires_grad, before, after, tensor)
             held = number
             if old is not None:

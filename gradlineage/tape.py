@@ -59,12 +59,15 @@ class Unknown:
 class Tape:
     """Everything noted during one recording: entries by number, numbers by tensor, writes by storage."""
 
-    def __init__(self, adopt: Callable[[Tensor], int]) -> None:
+    def __init__(self, adopt: Callable[[Tensor], int], is_registered: Callable[[Tensor], bool]) -> None:
         self.adopt = adopt  # what to make of a tensor that was never seen
+        self.is_registered = is_registered  # whether a tensor is a parameter or buffer
         self.entries: dict[int, tuple[Any, ...]] = {}
         self.next = itertools.count().__next__  # atomic under the interpreter lock, as is setting a key
         self.values: dict[int, tuple[Any, int, int, int]] = {}  # id(tensor) -> (weak reference, value, when, version then)
-        self.memory: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, last value seen in it)
+        self.memory: dict[
+            int, tuple[Any, int, int]
+        ] = {}  # storage -> (weak reference, its first value, elements of the largest tensor seen)
         self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> what was written, see `store`
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
@@ -92,21 +95,30 @@ class Tape:
             version = -1
         self.values[id(tensor)] = (weakref.ref(tensor), value, value, version)
         try:
-            self._remember(tensor.untyped_storage(), value, fresh)
+            self._remember(tensor, tensor.untyped_storage(), value, fresh)
         except (NotImplementedError, RuntimeError):  # a wrapper of functorch's: what it holds comes out as a new object
             inner = _unwrapped(tensor)
             if storage_of(inner):
-                self._remember(inner.untyped_storage(), value, False)
+                self._remember(inner, inner.untyped_storage(), value, False)
         if type(tensor) is not Tensor:
             for inner in inner_tensors(tensor):
                 if storage_of(inner):
-                    self._remember(inner.untyped_storage(), value, False)
+                    self._remember(inner, inner.untyped_storage(), value, False)
 
-    def _remember(self, storage: Any, value: int, fresh: bool) -> None:
+    def _remember(self, tensor: Tensor, storage: Any, value: int, fresh: bool) -> None:
         address = storage._cdata
         found = self.memory.get(address)
-        if fresh or found is None or found[0]() is None:
-            self.memory[address] = (weakref.ref(storage), value)
+        if found is None or found[0]() is None:
+            self.memory[address] = (weakref.ref(storage), value, tensor.numel())
+        elif fresh or tensor.numel() > found[2]:
+            self.memory[address] = (found[0], value if fresh else found[1], max(found[2], tensor.numel()))
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Whether a tensor is all that is known of its memory."""
+        if covers_storage(tensor):
+            return True
+        found = self.memory.get(storage_of(tensor))
+        return found is not None and found[0]() is not None and tensor.numel() >= found[2]
 
     def held(self, tensor: Tensor) -> int | None:
         """The value of the whole memory behind a tensor, if it was ever seen."""
@@ -236,7 +248,7 @@ class Tape:
             return held
         storage = storage_of(tensor)
         address = _address(tensor.untyped_storage()) if storage else 0
-        for number, (ref, value) in list(self.memory.items()) if address else ():
+        for number, (ref, value, _) in list(self.memory.items()) if address else ():
             other = ref()
             if other is not None and _address(other) == address and other.device == tensor.device:
                 store = self.stores.get(number)
@@ -246,10 +258,10 @@ class Tape:
     def base_value(self, tensor: Tensor) -> int:
         """What the whole memory behind ``tensor`` holds: a partial write leaves the rest of it as it was."""
         base = tensor._base if tensor._is_view() else None
-        if base is None and not covers_storage(tensor):  # a view that torch does not call one: of .data, in inference mode
-            held = self.held(tensor)
-            return self.value(tensor) if held is None else held
-        return self.value(tensor if base is None else base)
+        if base is not None and (self.known(base) is not None or self.is_registered(base)):
+            return self.value(base)
+        held = self.held(tensor)  # a view that torch does not call one (of .data, in inference mode), or of something from outside
+        return self.value(tensor) if held is None or self.covers(tensor) else held
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -81,7 +81,8 @@ class _Handle:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be deleted")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -163,39 +164,45 @@ class Flow:
     and hidden flows, which are not noted.
     """
 
-    __slots__ = ("_lineage", "_references", "device", "dtype", "name", "shape", "used")
+    __slots__ = ("_key", "_lineage", "device", "dtype", "name", "shape", "used")
     _lineage: Lineage
-    _references: tuple[Reference, ...]
+    _key: tuple[int, int]  # (node, -1), or (join, number of its operand)
     used: bool | None
     name: str
     shape: tuple[int | str, ...] | None
     dtype: str
     device: str
 
-    def __init__(self, lineage: Lineage, references: tuple[Reference, ...], *facts: Any) -> None:
-        for key, value in zip(("_lineage", "_references", *_FLOW_FACTS), (lineage, references, *facts), strict=True):
-            object.__setattr__(self, key, value)
+    def __init__(self, lineage: Lineage, key: tuple[int, int], *facts: Any) -> None:
+        for name, value in zip(("_lineage", "_key", *_FLOW_FACTS), (lineage, key, *facts), strict=True):
+            object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Flow is frozen: {name} cannot be set")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Flow is frozen: {name} cannot be deleted")
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Flow):
             return NotImplemented
-        mine, theirs = ([r[:3] for r in f._references] + [getattr(f, key) for key in _FLOW_FACTS] for f in (self, other))
-        same = mine == theirs
+        same = all(getattr(self, name) == getattr(other, name) for name in ("_key", *_FLOW_FACTS))
         return same and self._lineage == other._lineage
 
     def __hash__(self) -> int:
         return hash((self.name, self.shape, self.dtype))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Flow, (self._lineage, self._references, *(getattr(self, key) for key in _FLOW_FACTS))
+        return Flow, (self._lineage, self._key, *(getattr(self, name) for name in _FLOW_FACTS))
+
+    @property
+    def _references(self) -> tuple[Reference, ...]:
+        return self._lineage._view.feeding(self._key)
 
     @property
     def links(self) -> tuple[Link, ...]:
         """One step back: layer calls, leaves and joins."""
-        return tuple(Link(self._lineage, r) for r in self._references)
+        return tuple(Link(self._lineage, self._key, i) for i in range(len(self._references)))
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -212,7 +219,12 @@ class Link:
     """One step of the graph."""
 
     _lineage: Lineage
-    _reference: Reference
+    _key: tuple[int, int]
+    _position: int
+
+    @property
+    def _reference(self) -> Reference:
+        return self._lineage._view.feeding(self._key)[self._position]
 
     @property
     def source(self) -> Source | Join:
@@ -265,12 +277,13 @@ class Join(_Handle):
     @property
     def inputs(self) -> tuple[Flow, ...]:
         """One `Flow` per tensor operand, in order; those of the joins folded into it included."""
-        return tuple(Flow(self._lineage, r, f"[{i}]", None, "", "", True) for i, r in enumerate(self._lineage._view.operands(self._index)))
+        count = len(self._lineage._view.operands(self._index))
+        return tuple(Flow(self._lineage, (self._index, i), f"[{i}]", None, "", "", True) for i in range(count))
 
     @property
     def outputs(self) -> tuple[Flow, ...]:
         node = self._node
-        return (Flow(self._lineage, (Reference(self._index, True, self._index, None),), "", node.shape, node.dtype, node.device, True),)
+        return (Flow(self._lineage, (self._index, -1), "", node.shape, node.dtype, node.device, True),)
 
     def __repr__(self) -> str:
         return f"<Join {self.label} at {self.where or 'unknown place'}>"

@@ -120,15 +120,17 @@ class View:
     @cached_property
     def ways(self) -> Ways:
         roles = []
-        for node in self.graph.nodes:
-            role = _ROLES.get(node.kind)
-            if role is None:
-                owner = self.owner[node.call] if node.call >= 0 else -1
-                role = DATA if owner >= 0 else OPERATION if node.kind == "op" and node.name else PASS
-            roles.append(role)
+        for index, node in enumerate(self.graph.nodes):
+            role = _ROLES.get(node.kind, OPERATION if node.kind == "op" and node.name else PASS)
+            roles.append(DATA if self.of_layer(index) else role)
         nodes = self.graph.nodes
         parents = [n.parents if n.grad else tuple(p if p < 0 else ~p for p in n.parents) for n in nodes]
         return Ways(roles, parents, [n.grad for n in nodes])
+
+    def of_layer(self, node: int) -> bool:
+        """Whether a value was made in a layer call, which is its source for all outside of it."""
+        made = self.graph.nodes[node]
+        return made.kind in ("op", "call", "constant", "empty") and made.call >= 0 and self.owner[made.call] >= 0
 
     def leaving(self, atom: int) -> tuple[int, int | None]:
         """The layer call that a node belongs to, and the port by which it left (None: a side door)."""
@@ -141,12 +143,12 @@ class View:
 
     @cached_property
     def folded(self) -> dict[int, int]:
-        """The joins whose only consumer is another join of the same container call, and that consumer."""
-        used: defaultdict[int, set[int]] = defaultdict(set)
+        """The joins whose only consumer is an operand of another join of the same container call, and that join."""
+        used: defaultdict[int, list[int]] = defaultdict(list)
         for reader, node in self._readers():
             for atom, _ in self.ways.elements(node):
                 if self.is_join(atom):
-                    used[atom].add(reader)
+                    used[atom].append(reader)
         folded = {}
         for join, readers in used.items():
             if len(readers) == 1:
@@ -198,27 +200,39 @@ class View:
             self._references[node] = found
         return found
 
+    def feeding(self, key: tuple[int, int]) -> tuple[Reference, ...]:
+        """What feeds a node, or with a number that operand of a join."""
+        node, operand = key
+        return self.references(node) if operand < 0 else self.operands(node)[operand]
+
     def operands(self, join: int) -> list[tuple[Reference, ...]]:
         """The same for each operand of a join, those of the joins folded into it spliced in."""
         found = self._operands.get(join)
         if found is not None:
             return found
         found = []
-        stack: list[tuple[int, int, bool, Outer | None]] = [(e, join, True, None) for e in reversed(self.ways.parents[join])]
+        stack: list[tuple[int, int, bool, Outer | None] | tuple[Reference, ...]] = [
+            (e, join, True, None) for e in reversed(self.ways.parents[join])
+        ]
         while stack:
-            edge, reader, flows, outer = stack.pop()
+            item = stack.pop()
+            if isinstance(item[0], Reference):
+                found.append(item)
+                continue
+            edge, reader, flows, outer = item
             node, flows = (edge, flows) if edge >= 0 else (~edge, False)
-            rest = []
-            inner: list[tuple[int, int, bool, Outer | None]] = []
+            parts: list[tuple[int, int, bool, Outer | None] | tuple[Reference, ...]] = []
+            rest: list[Reference] = []
             for atom, diff in self.ways.elements(node):
                 if self.folded.get(atom) == reader:
+                    parts += [tuple(rest)] if rest else []
+                    rest = []
                     within = Outer(atom, node, outer, 1 + self.ways.length(node, atom) + (outer.length if outer is not None else 0))
-                    inner += [(e, atom, flows and diff, within) for e in self.ways.parents[atom]]
+                    parts += [(e, atom, flows and diff, within) for e in self.ways.parents[atom]]
                 elif self.ways.roles[atom] != CONSTANT:
                     rest.append(Reference(atom, flows and diff, node, outer))
-            if rest:
-                found.append(tuple(rest))
-            stack.extend(reversed(inner))
+            parts += [tuple(rest)] if rest else []
+            stack.extend(reversed(parts))
         self._operands[join] = found
         return found
 
@@ -323,7 +337,7 @@ class View:
         node = self.graph.nodes[atom]
         if self.is_join(atom):
             return self._join_labels.get(atom, f":{node.name}")
-        if node.kind in ("call", "op"):
+        if self.of_layer(atom):
             call, port = self.leaving(atom)
             record = self.graph.calls[call]
             if port is None or len(record.outputs) == 1:
@@ -354,6 +368,8 @@ class View:
         if not isinstance(key, str):
             return None
         found = self._by_name.get(key)
-        if found is None and (match := re.fullmatch(r"(.+)\[\d+\]", key)):  # a port: lstm[0][1]
+        if found is None and (match := re.fullmatch(r"(.+\[\d+\])\[(\d+)\]", key)):  # a port: lstm[0][1]
             found = self._by_name.get(match[1])
+            if found is not None and (found[0] != "call" or int(match[2]) >= len(self.graph.calls[found[1]].outputs)):
+                return None
         return found

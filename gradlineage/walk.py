@@ -160,10 +160,13 @@ class Ways:
                     steps.append(node)
                 node = self._toward[node]
             return tuple(reversed(steps))
-        came: dict[int, int] = {node: -1}  # leaves lie aside of the recorded ways: look for the nearest use
-        queue: deque[int] = deque([node])
+        came: dict[int, int] = {}  # leaves lie aside of the recorded ways: look for the nearest use, borders of modules at no cost
+        queue: deque[tuple[int, int]] = deque([(node, -1)])
         while queue:
-            here = queue.popleft()
+            here, above = queue.popleft()
+            if here in came:
+                continue
+            came[here] = above
             if here == atom:
                 while came[here] >= 0:
                     here = came[here]
@@ -172,12 +175,11 @@ class Ways:
                 return tuple(steps)
             if self.atom(here):
                 continue
-            for edge in self.parents[here]:
-                parent = edge if edge >= 0 else ~edge
-                if parent not in came:
-                    came[parent] = here
-                    if self.roles[here] == PASS:
-                        queue.appendleft(parent)
-                    else:
-                        queue.append(parent)
+            near = self.roles[here] == PASS
+            for edge in reversed(self.parents[here]) if near else self.parents[here]:
+                below = (edge if edge >= 0 else ~edge), here
+                if near:
+                    queue.appendleft(below)
+                else:
+                    queue.append(below)
         return ()

@@ -271,6 +271,7 @@ class Paper:
         self.memory, self.kind, self.rows, self.whole = memory, kind, rows, whole
         self.content, self.section = content, section
         self.through: list[tuple[Term, ...]] = [(), ()]
+        self.handed = [False, False]  # whether it ever was
         self.leaf = False  # a parameter: not to be handed through, written or returned
         memory.tensors.append(self)
 
@@ -354,6 +355,7 @@ class Simulation:
             base.memory.locked = True
         made = Paper(base.memory, base.kind, rows, base.whole and whole, content, self.section)
         made.through = [content[g].must if self.owner[g] is not None else base.through[g] for g in GRAINS]
+        made.handed = [bool(t) or h for t, h in zip(made.through, base.handed, strict=True)]
         return self._note(made)
 
     def write(self, target: Paper, operands: list[Paper], drops: bool, part: bool = False) -> None:
@@ -365,6 +367,7 @@ class Simulation:
         whole = target.whole and not part
         for g in GRAINS:
             before = {id(t): t.content[g] for t in target.memory.tensors}
+            line = target.through[g]
             everything = frozenset(t for c in before.values() for t in (*c.must, *c.may))
             owner = self.owner[g]
             new = merge(*(o.content[g] for o in operands)) if owner is None else Content((owner,))
@@ -374,14 +377,14 @@ class Simulation:
                 if whole and drops:
                     found = new if new.must else CONSTANT_TERM
                 elif whole:
-                    found = merge(read, new) if tensor is target else merge(Content(tensor.through[g]), read, new)
+                    found = merge(Content(tensor.through[g] if tensor.through[g] != line else ()), read, new)
                 elif tensor is target and not part and (drops or owner is not None):
                     found = merge(new if new.must else CONSTANT_TERM)
                 else:
                     found = merge(own, read, new)
-                apart = len({frozenset(c.must) for c in before.values()}) > 1 or (tensor is target and not whole)
+                apart = len({frozenset(c.must) for c in before.values()}) > 1 or tensor.handed[g] or (tensor is target and not whole)
                 tensor.content[g] = Content(found.must, found.may | everything) if apart and not (whole and drops) else found
-                if whole and (drops or tensor is target):
+                if whole and (drops or tensor.through[g] == line):
                     tensor.through[g] = ()  # what it holds now is all the writer's
         self.clock += 1
         self.written[id(target.memory)] = self.clock
@@ -414,7 +417,7 @@ class Simulation:
         made = self.made.get(id(tensor), 0) > start
         if not made and self.written.get(id(tensor.memory), 0) <= start:
             handed = Paper(tensor.memory, tensor.kind, tensor.rows, tensor.whole, list(tensor.content), tensor.section)
-            handed.through = list(tensor.through)
+            handed.through, handed.handed = list(tensor.through), list(tensor.handed)
             tensor = self._note(handed)
             made = True
         older = self.made[id(tensor.memory.tensors[0])] <= start
@@ -422,7 +425,8 @@ class Simulation:
             if layers[g]:
                 changed = self.written.get(id(tensor.memory), 0) > start
                 tensor.content[g] = Content((term,), tensor.content[g].may if changed else frozenset())
-                tensor.through[g] = (term,) if made and older else tensor.through[g]
+                if made and older:
+                    tensor.through[g], tensor.handed[g] = (term,), True
         return tensor
 
     # steps

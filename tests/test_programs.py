@@ -101,7 +101,7 @@ class Block(nn.Module):
         for name in spec.parameters:
             self.register_parameter(name, nn.Parameter(torch.linspace(-1, 1, 16).view(4, 4)))
         for name in spec.buffers:
-            self.register_buffer(name, torch.linspace(0, 1, 16).view(4, 4))
+            self.register_buffer(name, torch.linspace(0, 1, 16).view(4, 4).clone())
 
     def forward(self, *args: Tensor) -> Any:
         live = list(args)
@@ -267,22 +267,33 @@ def frozen(model: nn.Module) -> Any:
     yield
 
 
+@contextlib.contextmanager
+def views(model: nn.Module) -> Any:
+    """Buffers that are parts of tensors made before the pass, as inputs are then too."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.cat([buffer, buffer])[4:])
+    yield
+
+
 MODES: dict[str, Callable[[nn.Module], contextlib.AbstractContextManager[Any]]] = {
     "grad": lambda model: torch.enable_grad(),
     "no_grad": lambda model: torch.no_grad(),
     "frozen": frozen,
+    "views": views,
 }
 
 
-def inputs(program: Program) -> list[Tensor]:
-    return [torch.linspace(-1, 1, 16).view(4, 4) if kind == "float" else torch.arange(4) for kind in program.inputs]
+def inputs(program: Program, mode: str) -> list[Tensor]:
+    made = [torch.linspace(-1, 1, 32).view(8, 4) if kind == "float" else torch.arange(8) for kind in program.inputs]
+    return [x[:4] if mode == "views" else x[:4].clone().remainder(4) if x.dtype == torch.int64 else x[:4].clone() for x in made]
 
 
 def traced(program: Program, mode: str) -> tuple[Names, Lineage]:
     pool = Pool(program)
     model = pool.modules[0].eval()
     with MODES[mode](model):
-        return Names(program, pool), gradlineage.trace(model, *inputs(program))
+        return Names(program, pool), gradlineage.trace(model, *inputs(program, mode))
 
 
 # -- laws ------------------------------------------------------------------------------------------------------------------------------

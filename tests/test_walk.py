@@ -548,7 +548,7 @@ def test_successors_are_predecessors_backwards(lineage: Lineage) -> None:
 @given(passes())
 @examples(200)
 def test_every_join_in_the_table_is_read_twice_or_from_elsewhere(lineage: Lineage) -> None:
-    """A join whose only consumer is another join of the same container call has no row, and every other one has."""
+    """A join whose only consumer is an operand of another join of the same container call has no row, and every other one has."""
     readers: dict[str, list[object]] = {join.label: [] for join in lineage.joins}
     for flow in (f for call in lineage.layers for f in call.inputs):
         for label in {link.label for link in flow.links if link.label in readers}:
@@ -557,7 +557,7 @@ def test_every_join_in_the_table_is_read_twice_or_from_elsewhere(lineage: Lineag
         for label in {link.label for link in flow.links if link.label in readers}:
             readers[label].append(None)
     for join in lineage.joins:
-        for label in {link.label for f in join.inputs for link in f.links if link.label in readers}:
+        for label in [link.label for f in join.inputs for link in f.links if link.label in readers]:
             readers[label].append(join.container)
     for join in lineage.joins:
         assert readers[join.label]

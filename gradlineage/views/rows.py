@@ -98,7 +98,7 @@ def entries_of(flow: Flow, joins: bool, cut: frozenset[int]) -> tuple[Entry, ...
     entries = []
     for atom, ops, differentiable in steps:
         node, label, key = graph.nodes[atom], view.label(atom), ""
-        kind = "join" if view.is_join(atom) else {"op": "call", "empty": "unknown"}.get(node.kind, node.kind)
+        kind = "join" if view.is_join(atom) else "call" if view.of_layer(atom) else {"empty": "unknown"}.get(node.kind, node.kind)
         if kind == "call":
             record = graph.calls[view.leaving(atom)[0]]
             key = f"{record.path}[{record.nth}]"
