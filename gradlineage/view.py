@@ -102,7 +102,7 @@ class View:
 
     def call_label(self, call: int) -> str:
         record = self.graph.calls[call]
-        name = record.path or record.type
+        name = record.path or (f"({record.type})" if record.type in self._times else record.type)
         return f"{name}[{record.nth}]" if self._times[record.path] > 1 else name
 
     def parameters(self, call: int) -> tuple[int, int]:

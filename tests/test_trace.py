@@ -68,6 +68,12 @@ def test_block_that_skipped_its_children_is_a_layer() -> None:
     assert fed(lineage, "head") == [["block"]]
 
 
+def test_child_named_like_the_class_of_the_root_keeps_its_name() -> None:
+    lineage = gradlineage.trace(Net(lambda m, x: getattr(m, "Net")(x), Net=lin()), data())  # noqa: B009
+    assert [c.label for c in lineage.calls] == ["(Net)", "Net"]
+    assert [lineage[c.label] for c in lineage.calls] == list(lineage.calls)
+
+
 def test_root_without_children_is_a_layer_with_an_empty_path() -> None:
     lineage = gradlineage.trace(nn.Linear(4, 2), data())
     assert [(c.path, c.label, c.kind) for c in lineage.layers] == [("", "Linear", "layer")]
