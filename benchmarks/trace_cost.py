@@ -1,8 +1,8 @@
 """What does a trace cost beside the forward it watches?
 
 Interleaved in every round, so that a noisy machine disturbs all alike: a plain forward without and with gradient; the floor, which is a forward
-with no-op keyword hooks on every module, a no-op function mode and saved tensors dropped; the recorded pass alone; and `gradlineage.trace` until
-it returns. Medians and quartiles, as ratios to the floor and to the plain forward.
+with no-op keyword hooks on every module, a no-op function mode and saved tensors dropped; a recording with hooks alone, and with the function
+mode (what lies between is the cost of the mode); and `gradlineage.trace` until it returns. Medians and quartiles, as ratios to the floor and to the plain forward.
 
     python benchmarks/trace_cost.py [--device cuda] [--rounds 15] [--models resnet18@64 ...] [--json out.json]
 """
@@ -65,12 +65,17 @@ def recorded(model: nn.Module, x: torch.Tensor) -> None:
         model(x)
 
 
+def hooks_alone(model: nn.Module, x: torch.Tensor) -> None:
+    with gradlineage.recording(model, drop_saved=True, shadow=False):
+        model(x)
+
+
 def traced(model: nn.Module, x: torch.Tensor) -> None:
     gradlineage.trace(model, x)
 
 
 WAYS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
-    "plain": plain, "grad": with_gradient, "floor": floor, "pass": recorded, "trace": traced,
+    "plain": plain, "grad": with_gradient, "floor": floor, "hooks": hooks_alone, "pass": recorded, "trace": traced,
 }  # fmt: skip
 
 

@@ -220,7 +220,8 @@ def _lay_out(cells: Sequence[tuple[str, list[str], str, str]], width: int) -> li
 def _widths(texts: Iterable[str]) -> tuple[int, int]:
     """Of the longest piece that has no space in it, and of the longest text."""
     texts = list(texts)
-    return max(_size(piece) for text in texts for piece in text.split()), max(map(_size, texts))
+    indents = [len(text) - len(text.lstrip()) for text in texts]
+    return max(n + _size(piece) for text, n in zip(texts, indents, strict=True) for piece in text.split()), max(map(_size, texts))
 
 
 def _size(text: str) -> int:
