@@ -2,7 +2,8 @@
 
 Interleaved in every round, so that a noisy machine disturbs all alike: a plain forward without and with gradient; the floor, which is a forward
 with no-op keyword hooks on every module, a no-op function mode and saved tensors dropped; a recording with hooks alone, and with the function
-mode (what lies between is the cost of the mode); and `gradlineage.trace` until it returns. Medians and quartiles, as ratios to the floor and to the plain forward.
+mode (what lies between is the cost of the mode); and `gradlineage.trace` until it returns. Medians and quartiles, as ratios to the floor and to
+the plain forward.
 
     python benchmarks/trace_cost.py [--device cuda] [--rounds 15] [--models resnet18@64 ...] [--json out.json]
 """
