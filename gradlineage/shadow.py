@@ -167,6 +167,8 @@ class ShadowMode(TorchFunctionMode):
                     tape.touched(result)
                 elif version == -2 or (version >= 0 and result._version != version):
                     self._wrote(facts, [result], False, [], tuple(parents), before, after)
+            elif facts.name in _FROM_OUTSIDE and not operands and not isinstance(first, _PYTHON):
+                pass  # of numpy's making: adopted when it is used, by its memory if that is known
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
                 tape.know(result, self._entry(facts, tuple(parents), takes_gradient(result), before, after, result))
         elif isinstance(result, list | tuple | dict):
@@ -181,7 +183,8 @@ class ShadowMode(TorchFunctionMode):
         number = tape.next()
         code, at = place(sys._getframe(2))
         call = self.stack[-1].index if self.stack else -1
-        shape = (like.shape, like.dtype, like.device) if like is not None and len(parents) > 1 and like.layout is torch.strided else None
+        noted = like is not None and len(parents) > 1 and like.layout is torch.strided and not like.is_nested
+        shape = (like.shape, like.dtype, like.device) if noted and like is not None else None
         if parents and not grad and any(p >= 0 for p in parents):
             tape.cuts[number] = torch.is_grad_enabled()
         if parents:
@@ -251,6 +254,8 @@ class ShadowMode(TorchFunctionMode):
 
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"))
+_FROM_OUTSIDE = frozenset(("as_tensor", "asarray", "tensor"))
+_PYTHON = (bool, int, float, complex, list, tuple, type(None))
 _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
 

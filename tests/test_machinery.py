@@ -85,6 +85,16 @@ def test_jagged_nested_tensors(grad: bool) -> None:
     assert [s.label for s in lineage.outputs[0].sources] == ["b"]
 
 
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+@grad_modes
+def test_strided_nested_tensors(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        return torch.nested.to_padded_tensor(torch.nested.as_nested_tensor([m.a(x)[:1], m.b(x)]), 0.0)
+
+    (flow,) = traced(grad, Net(run, a=lin(), b=lin()), data()).outputs
+    assert names(flow) == ["a", "b"]
+
+
 @grad_modes
 def test_sparse_tensors(grad: bool) -> None:
     lineage = traced(grad, Net(lambda m, x: m.b(torch.sparse.mm(m.a(x).to_sparse(), m.c(torch.eye(4)))), a=lin(), b=lin(), c=lin()), data())

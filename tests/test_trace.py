@@ -416,10 +416,11 @@ def test_only_a_shape_is_no_source() -> None:
 def test_memory_shared_with_numpy_is_followed_and_new_memory_is_unknown() -> None:
     def run(m: Any, x: Tensor) -> Tensor:
         y = m.a(x).detach()
-        return m.b(torch.from_numpy(y.numpy())) + m.c(torch.from_numpy(y.numpy() * 2))
+        return m.b(torch.from_numpy(y.numpy())) + m.c(torch.from_numpy(y.numpy() * 2)) + m.d(torch.as_tensor(y.numpy()))
 
-    lineage = gradlineage.trace(Net(run, a=lin(), b=lin(), c=lin()), data())
+    lineage = gradlineage.trace(Net(run, a=lin(), b=lin(), c=lin(), d=lin()), data())
     assert fed(lineage, "b") == [["a"]]
+    assert fed(lineage, "d") == [["a"]]
     (source,) = lineage["c"].inputs[0].sources
     assert source.kind == "unknown"
     assert source.reason
