@@ -12,10 +12,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from gradlineage.errors import LineageError, TraceError, UsageError
+from gradlineage.exchange import write_text
 from gradlineage.lineage import Call, Lineage
 from gradlineage.target import build, check_call, find, make_inputs, parse_input, parse_settings, parse_target
 
@@ -234,15 +234,7 @@ def _write(text: str, output: str | None) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(output).resolve()  # a link stays one
-    whole = path.exists() and not path.is_file()  # a pipe or a device: nothing to put in its place
-    part = path if whole else path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(text, encoding="utf-8")
-        if not whole:
-            part.replace(path)
+        write_text(text, output)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; expected the name of a file, as in -o net.txt") from None
-    finally:
-        if not whole:
-            part.unlink(missing_ok=True)

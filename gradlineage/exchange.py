@@ -23,7 +23,7 @@ from gradlineage.errors import FormatError, LineageError
 from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
 from gradlineage.lineage import Flow, Lineage
 
-__all__ = ["from_json", "load", "save", "to_json"]
+__all__ = ["from_json", "load", "save", "to_json", "write_text"]
 SCHEMA = "gradlineage/1"
 _KINDS = ("op", "call", "input", "parameter", "buffer", "constant", "unknown", "empty")
 _SIDES = ("inputs", "outputs", "hidden")
@@ -86,20 +86,26 @@ def save(lineage: Lineage, path: str | os.PathLike[str]) -> None:
     Raises:
         LineageError: the file cannot be written: a directory, a full or read-only disk, no permission.
     """
-    text, name = to_json(lineage).encode(), os.fsdecode(path)
-    target = os.path.realpath(name)  # a link stays one, what it points to is replaced
-    temporary = os.path.join(os.path.dirname(target), f".gradlineage-{secrets.token_hex(6)}.tmp")
+    name = os.fsdecode(path)
     try:
-        mode = os.stat(target).st_mode if os.path.exists(target) else 0
-        if mode and not stat.S_ISREG(mode):  # a pipe or /dev/stdout: written to, never replaced
-            temporary = target
+        write_text(to_json(lineage), name)
+    except OSError as error:
+        raise LineageError(f"cannot save to {name!r}: {error.strerror or error}; what was there before is unchanged") from error
+
+
+def write_text(text: str, name: str) -> None:
+    """Write a file, all of it or nothing: a temporary file beside it is moved into its place when complete. A link stays one, a pipe too."""
+    target = os.path.realpath(name)
+    temporary = os.path.join(os.path.dirname(target), f".gradlineage-{secrets.token_hex(6)}.tmp")
+    mode = os.stat(target).st_mode if os.path.exists(target) else 0
+    if mode and not stat.S_ISREG(mode):  # a pipe or /dev/stdout: written to, never replaced
+        temporary = target
+    try:
         with open(temporary, "wb") as file:
-            file.write(text)
+            file.write(text.encode())
         if temporary != target:
             os.chmod(temporary, stat.S_IMODE(mode or os.stat(temporary).st_mode))
             os.replace(temporary, target)
-    except OSError as error:
-        raise LineageError(f"cannot save to {name!r}: {error.strerror or error}; what was there before is unchanged") from error
     finally:  # after an interrupt too
         if temporary != target and os.path.exists(temporary):
             os.unlink(temporary)
