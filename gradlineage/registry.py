@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlineage.tape import Tape, storage_of
+from gradlineage.tape import LEAVES, Tape, storage_of
 
 __all__ = ["Keeper", "Registry"]
 
@@ -58,11 +58,16 @@ class Registry:
         dot = f"{path}." if path else ""
         for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
             for key, tensor in members.items():
-                if tensor is not None and id(tensor) not in self._names:
+                if tensor is not None and id(tensor) not in self._names and not (self.tape.memory and self._computed(tensor)):
                     self._names[id(tensor)] = (members, key, dot + key, kind)
         for key, value in module.__dict__.items():
             if key not in _OWN_KEYS and not isinstance(value, _NO_TENSORS):
                 self._attribute(dot + key, value)
+
+    def _computed(self, tensor: torch.Tensor) -> bool:
+        """Whether a module made during the pass holds a tensor that the pass computed, as what ``torch.func.linearize`` returns does."""
+        held = self.tape.held(tensor)
+        return held is not None and self.tape.entries[held][0] != LEAVES
 
     def _attribute(self, name: str, value: Any) -> None:
         """A plain tensor that lies in a module when the pass begins is a constant, unless an earlier pass computed it."""

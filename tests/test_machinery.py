@@ -369,6 +369,18 @@ def test_gradient_flows_through_vmap(inside: Any) -> None:
     assert lineage.breaks == ()
 
 
+@grad_modes
+def test_function_that_linearize_returns_keeps_what_it_captured(grad: bool) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        h = m.b(x)
+        _, tangent = torch.func.linearize(lambda u: u * h, m.a(x))
+        return tangent(m.c(x))
+
+    module = traced(grad, Net(run, a=lin(), b=lin(), c=lin()), data()).layers[-1]
+    assert [names(f) for f in module.inputs] == [["c"]]
+    assert [names(f) for f in module.hidden] == [["b"]]
+
+
 def test_layers_in_a_thread_pool_belong_to_the_call_that_waits_for_them() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
