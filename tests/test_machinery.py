@@ -369,6 +369,7 @@ def test_gradient_flows_through_vmap(inside: Any) -> None:
     assert lineage.breaks == ()
 
 
+@pytest.mark.filterwarnings("ignore")  # torch warns of its own parts
 @grad_modes
 def test_function_that_linearize_returns_keeps_what_it_captured(grad: bool) -> None:
     def run(m: Any, x: Tensor) -> Tensor:
