@@ -167,8 +167,8 @@ class ShadowMode(TorchFunctionMode):
                     tape.touched(result)
                 elif version == -2 or (version >= 0 and result._version != version):
                     self._wrote(facts, [result], False, [], tuple(parents), before, after)
-            elif facts.name in _FROM_OUTSIDE and not operands and not isinstance(first, _PYTHON):
-                pass  # of numpy's making: adopted when it is used, by its memory if that is known
+            elif facts.name in _SHARING and not operands and (shared := tape.sharing(result)) is not None:
+                tape.know(result, self._entry(facts, (~shared,), False, before, after, None))  # numpy there and back
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
                 tape.know(result, self._entry(facts, tuple(parents), takes_gradient(result), before, after, result))
         elif isinstance(result, list | tuple | dict):
@@ -254,8 +254,7 @@ class ShadowMode(TorchFunctionMode):
 
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"))
-_FROM_OUTSIDE = frozenset(("as_tensor", "asarray", "tensor"))
-_PYTHON = (bool, int, float, complex, list, tuple, type(None))
+_SHARING = frozenset(("as_tensor", "asarray"))  # these take numpy's memory as it is
 _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
 

@@ -554,7 +554,7 @@ class _Writer:
             live.append(Paper(Memory(0), kind, ROWS, True, content, 0))
             self.paper.made[id(live[-1])] = 0
         self.new("block", -1)
-        outputs = self.paper.call(0, live, False, lambda: self.body(0, list(live), self.draw(st.sampled_from([4, 8, 2, 1, 12])), 0))
+        outputs = self.paper.call(0, live, False, lambda: self.body(0, list(live), self.draw(st.integers(1, 12)), 0))
         return Program(self.specs, kinds, self.paper.calls, _contents(outputs), self.paper.writes)
 
     def new(self, kind: str, owner: int) -> int:
@@ -618,10 +618,11 @@ class _Writer:
     def possible(self, block: int, live: list[Paper], depth: int) -> list[str]:
         quiet = self.specs[block].kind == "quiet"
         floats, ints = self.floats(live), [i for i, t in enumerate(live) if t.kind == "int"]
-        kinds = ["constant", "parameter", "buffer"]
+        kinds = []
         if floats:
-            kinds += ["unary", "binary", "binary", "binary", "nary", "where", "linear_f", "weigh", "stray", "full_view", "same", "argmax"]
             kinds += [] if quiet else ["layer"] * 8 + ["block"] * 4 * (depth < 2)
+            kinds += ["binary", "binary", "binary", "unary", "nary", "where", "linear_f", "weigh", "stray", "full_view", "same", "argmax"]
+        kinds += ["constant", "parameter", "buffer"]
         if self.floats(live, ROWS):
             kinds += ["part_view", "chunk"]
         if ints:
@@ -633,13 +634,15 @@ class _Writer:
             kinds += ["out"] * bool(self.paper.section)
         return kinds
 
-    def pick(self, choices: list[int]) -> int:
-        """The newest first, so that programs grow deep and shrink well."""
-        return int(self.draw(st.sampled_from(choices[::-1])))
+    def pick(self, choices: list[int], back: int = 0) -> int:
+        """The newest first, so that programs grow deep; ``back``: that many before it, so that operands differ."""
+        newest = choices[::-1]
+        turned = newest[back % len(newest) :] + newest[: back % len(newest)]
+        return int(self.draw(st.sampled_from(turned)))
 
     def several(self, live: list[Paper], count: int, choices: list[int]) -> tuple[int, ...]:
         first = self.pick(choices)
-        return (first, *(self.pick(self.floats(live, live[first].rows)) for _ in range(count - 1)))
+        return (first, *(self.pick(self.floats(live, live[first].rows), back + 1) for back in range(count - 1)))
 
     def operand(self, live: list[Paper], target: int, rows: int) -> tuple[int, ...]:
         """A tensor to write into another: never one over the same memory."""
