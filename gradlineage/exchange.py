@@ -25,7 +25,7 @@ from gradlineage.lineage import Flow, Lineage
 
 __all__ = ["from_json", "load", "save", "to_json", "write_text"]
 SCHEMA = "gradlineage/1"
-_KINDS = ("op", "call", "input", "parameter", "buffer", "constant", "unknown", "empty")
+_KINDS = ("op", "call", "input", "parameter", "buffer", "constant", "unknown", "empty", "memory")
 _SIDES = ("inputs", "outputs", "hidden")
 
 
@@ -300,6 +300,8 @@ def _check_nodes(graph: Graph) -> None:
         least, most, what = 0, 0, f"no parents of {'a value that left a layer' if node.kind == 'call' else node.kind}"
         if node.kind == "op":
             least, most, what = 1, len(node.parents) if node.name else 1, "parents of an op, one where it has no name"
+        elif node.kind == "memory":
+            least, most, what = 2, 2, "two parents of memory: what it held and what was written"
         elif call is not None and node.kind == "call" and not call.layer:
             least, most, what = 1, 1, "one parent of a value that left a container"
         if not least <= len(node.parents) <= most:

@@ -167,13 +167,17 @@ class _Freezer:
             return self._entry(key)
         if isinstance(key, str):
             return {"kind": "unknown", "name": key}, []
+        if key[0] == "brought":  # type: ignore[index]
+            return self._brought(key[1])  # type: ignore[index]
         return self._autograd(key)  # type: ignore[arg-type]
 
     def _entry(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         kind, name, call, parents, grad, code, at, seventh, eighth, shape = self.tape.entries[number]
-        if kind == MEMORY:
-            return self._memory(number)
         edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
+        if kind == MEMORY:
+            known = shape >= 0 and edges[0][0] in {p if p >= 0 else ~p for p in self.tape.entries[shape][3]}
+            own: Hashable = shape if known else ("brought", number)  # the operation's own value says it all, or it needs one
+            return {"kind": "memory", "name": name or "write", "call": call, "order": number, "grad": grad}, [edges[0], (own, grad)]
         if kind == OP:
             if call >= 0 and self.layer[call]:
                 return {"kind": "call", "call": call, "grad": grad}, []
@@ -194,17 +198,14 @@ class _Freezer:
         where = self._where(code, at, call) if code is not None else ""
         return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "call": call, "where": where, "grad": grad}, []
 
-    def _memory(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
-        """Memory of which a part was written: by a layer, whose own value stands for what it wrote, or by an operation."""
+    def _brought(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
+        """Memory of which a part was written, as the operation that wrote it sees it."""
         _, name, call, parents, grad, code, at, _, _, own = self.tape.entries[number]
+        if call >= 0 and self.layer[call] and own < 0:
+            call = self.recorder.calls[call].parent  # by the layer as a whole
         edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
-        if call >= 0 and self.layer[call]:
-            edges = [edges[0], (own, grad)] if own >= 0 else edges
-            call = self.recorder.calls[call].parent
-        elif own >= 0 and edges[0][0] in {p if p >= 0 else ~p for p in self.tape.entries[own][3]}:
-            return {"kind": "op", "order": number, "grad": grad}, [(own, grad)]  # the operation's own value says it all
         fields = {"kind": "op", "name": name or "write", "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
-        return fields, edges
+        return fields, [] if call >= 0 and self.layer[call] else edges
 
     # -- autograd's graph ----------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,8 @@ class Node(NamedTuple):
     """One value and how it came about.
 
     ``kind`` is ``op``, ``call`` (a value as it left a module call), ``input``, ``parameter``, ``buffer``, ``constant``,
-    ``unknown`` or ``empty`` (an unknown that is named only where nothing else feeds the tensor).
+    ``unknown``, ``empty`` (an unknown that is named only where nothing else feeds the tensor) or ``memory`` (of which a part was written:
+    its parents are what it held, and what the writing operation or layer made of it).
     ``parents`` are node numbers, smaller than the node's own; ``~p`` where that operand did not require grad. ``grad`` says whether the value
     itself does: gradient flows along an edge where both hold, and an operation without ``grad`` that has a parent ``p >= 0`` breaks it off.
     """

@@ -250,7 +250,7 @@ class Recorder:
         found = tape.known(base) if base is not None else None
         if shared and movable:
             tensor = alias_of(tensor) if self.alias else tensor
-        shared = shared or (found is not None and found[2] < call.start)
+        shared = shared or (found is not None and found[2] < call.start) or tape.older(tensor, call.start)
         grad = takes_gradient(tensor)
         value = tape.next()
         edge = inner if grad else ~inner
@@ -362,7 +362,7 @@ class Recorder:
         tape = self.tape
         if _functorch.is_functorch_wrapped_tensor(tensor):
             inner = tape.value(_functorch.get_unwrapped(tensor))
-            return self._step("vmap" if _functorch.is_batchedtensor(tensor) else "unwrap", inner, tensor)
+            return self._step("vmap" if _functorch.is_batchedtensor(tensor) else "", inner, tensor)
         name = self.registry.name(tensor)
         if name is not None:
             return tape.leaf(*name, grad=tensor.requires_grad)

@@ -246,6 +246,9 @@ class ShadowMode(TorchFunctionMode):
                 entry = tape.entries[number]
                 parts = brought if facts.partial else (*kept, *brought)
                 held = tape.part(facts.name, old, parts, entry[2], entry[4], entry[5:7], number)
+                own = kept[0] if kept and kept[0] >= 0 else ~kept[0] if kept else old
+                if facts.partial and tape.covers(tensor):  # the rest of what it holds is as it was
+                    number = held if own == old else tape.part(facts.name, own, parts, entry[2], entry[4], entry[5:7], number)
             if facts.repoints:
                 tape.know(tensor, number)
             else:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from gradlineage.tables import REARRANGING
+
 __all__ = [
     "CALL",
     "GRADIENT",
@@ -128,6 +130,14 @@ class Tape:
         found = self.memory.get(storage_of(tensor))
         return found[1] if found is not None and found[0]() is not None else None
 
+    def older(self, tensor: Tensor, start: int) -> bool:
+        """Whether the memory behind a tensor was there at a time, or is the model's or an input's."""
+        found = self.memory.get(storage_of(tensor))
+        if found is None or found[0]() is None:
+            return False
+        kind, name, *_ = self.entries[found[1]]
+        return found[1] < start or (kind == LEAVES and name not in ("constant", "empty"))
+
     def known(self, tensor: Tensor) -> tuple[Any, int, int, int] | None:
         found = self.values.get(id(tensor))
         return found if found is not None and found[0]() is tensor else None
@@ -148,16 +158,54 @@ class Tape:
         return found[1]
 
     def _written(self, tensor: Tensor, found: tuple[Any, int, int, int], store: tuple[int, int, int, Any]) -> int:
-        """Someone wrote to the storage since: the last writer is the producer, beside the module that had handed the tensor out."""
-        value = store[0]
-        own = self.entries[found[1]]
-        unnoticed = tensor.requires_grad and own[4] and not self.entries[value][4]  # autograd knows nothing of a write to .data
-        if store[2] <= found[2] and (unnoticed or (own[0] == CALL and own[7] >= 0 and own[9])):
+        """Someone wrote to the storage since: the last writer is the producer, beside the modules that had handed the tensor out."""
+        value, own = store[0], found[1]
+        if store[2] <= found[2]:
             writer = self.entries[value]
-            brought = value if tensor.requires_grad and not unnoticed else ~value
-            value = self.part(writer[1], found[1], (brought,), writer[2], tensor.requires_grad, writer[5:7], -1)
+            # autograd knows nothing of a write to .data
+            unnoticed = tensor.requires_grad and self.entries[own][4] and not writer[4]
+            handed = own if unnoticed else self._handed(own, value)
+            if handed != value:
+                grad = tensor.requires_grad
+                value = self.part(writer[1], handed, (value if grad and not unnoticed else ~value,), writer[2], grad, writer[5:7], -1)
         self.values[id(tensor)] = (found[0], value, self.next(), tensor._version if found[3] >= 0 else -1)
         return value
+
+    def _handed(self, own: int, held: int) -> int:
+        """What memory holds now, as it left the calls by which a tensor over it had been handed out before it was written.
+
+        ``own`` is the tensor's value then, ``held`` that of the memory now. The calls are those between ``own`` and the point at which it
+        parted from what the memory held.
+        """
+        calls: list[int] = []
+        at: int | None = own
+        while at is not None:
+            entry = self.entries[at]
+            if entry[0] == CALL:
+                calls.append(at)
+            elif entry[0] != MEMORY and not (entry[0] == OP and len(entry[3]) == 1 and entry[1] in REARRANGING):
+                break
+            at = entry[3][0] if entry[3][0] >= 0 else ~entry[3][0]
+        if not any(self.entries[c][9] for c in calls):
+            return held
+        line = self._line(held, calls[-1])
+        for call in reversed([c for c in calls if c not in line]):
+            entry = self.entries[call]
+            number = self.next()
+            self.entries[number] = (*entry[:3], (held if self.entries[held][4] else ~held,), *entry[4:])
+            held = number
+        return held
+
+    def _line(self, held: int, down_to: int) -> set[int]:
+        """The values that memory held one after the other, back to a point in time."""
+        found: set[int] = set()
+        while held >= down_to:
+            found.add(held)
+            parents = self.entries[held][3]
+            if not parents:
+                break
+            held = parents[0] if parents[0] >= 0 else ~parents[0]
+        return found
 
     def _changed(self, tensor: Tensor, found: tuple[Any, int, int, int]) -> int:
         """The version counter says that something wrote to it which the mode did not see. A parameter stays itself."""

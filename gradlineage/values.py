@@ -272,7 +272,8 @@ class Join(_Handle):
     @property
     def container(self) -> Call | None:
         """The container call in which it ran; None outside of all calls."""
-        return None if self._node.call < 0 else Call(self._lineage, self._node.call)
+        call = self._lineage._view.call_of(self._index)
+        return None if call < 0 else Call(self._lineage, call)
 
     @property
     def inputs(self) -> tuple[Flow, ...]:

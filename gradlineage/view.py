@@ -119,18 +119,39 @@ class View:
 
     @cached_property
     def ways(self) -> Ways:
-        roles = []
-        for index, node in enumerate(self.graph.nodes):
+        roles, parents, nodes = [], [], self.graph.nodes
+        for index, node in enumerate(nodes):
             role = _ROLES.get(node.kind, OPERATION if node.kind == "op" and node.name else PASS)
+            above = node.parents
+            if node.kind == "memory":
+                own = above[1] if above[1] >= 0 else ~above[1]
+                if self.of_layer(own):  # a layer wrote a part, and the rest is as it was
+                    role = OPERATION
+                else:  # the operation that wrote read the rest as well
+                    above = above[1:]
             roles.append(DATA if self.of_layer(index) else role)
-        nodes = self.graph.nodes
-        parents = [n.parents if n.grad else tuple(p if p < 0 else ~p for p in n.parents) for n in nodes]
+            parents.append(above if node.grad else tuple(p if p < 0 else ~p for p in above))
         return Ways(roles, parents, [n.grad for n in nodes])
+
+    @cached_property
+    def _within(self) -> list[int]:
+        """Per node, the layer call in which it was made, -1 for none."""
+        found: list[int] = []
+        for node in self.graph.nodes:
+            owner = self.owner[node.call] if node.call >= 0 and node.kind in ("op", "call", "constant", "empty", "memory") else -1
+            if node.kind == "memory" and found[node.parents[0] if node.parents[0] >= 0 else ~node.parents[0]] != owner:
+                owner = -1
+            found.append(owner)
+        return found
+
+    def call_of(self, join: int) -> int:
+        """The container call in which a join ran."""
+        call = self.graph.nodes[join].call
+        return self.graph.calls[self.owner[call]].parent if call >= 0 and self.owner[call] >= 0 else call
 
     def of_layer(self, node: int) -> bool:
         """Whether a value was made in a layer call, which is its source for all outside of it."""
-        made = self.graph.nodes[node]
-        return made.kind in ("op", "call", "constant", "empty") and made.call >= 0 and self.owner[made.call] >= 0
+        return self._within[node] >= 0
 
     def leaving(self, atom: int) -> tuple[int, int | None]:
         """The layer call that a node belongs to, and the port by which it left (None: a side door)."""
@@ -139,7 +160,7 @@ class View:
         return owner, node.port if node.kind == "call" and node.call == owner and node.port >= 0 else None
 
     def is_join(self, node: int) -> bool:
-        return self.graph.nodes[node].kind == "op" and self.ways.roles[node] == OPERATION
+        return self.graph.nodes[node].kind in ("op", "memory") and self.ways.roles[node] == OPERATION
 
     @cached_property
     def folded(self) -> dict[int, int]:
@@ -153,7 +174,7 @@ class View:
         for join, readers in used.items():
             if len(readers) == 1:
                 (reader,) = readers
-                if reader >= 0 and self.graph.nodes[reader].call == self.graph.nodes[join].call:
+                if reader >= 0 and self.call_of(reader) == self.call_of(join):
                     folded[join] = reader
         return folded
 
@@ -162,14 +183,14 @@ class View:
         number = -1
         for index in self.shown:
             call = self.graph.calls[index]
-            for value in (*call.inputs, *(() if self.is_layer(index) else call.outputs)):
+            for value in (*call.inputs, *(call.hidden if self.is_layer(index) else call.outputs)):
                 number -= 1
                 yield number, value.node
         for value in self.graph.outputs:
             number -= 1
             yield number, value.node
         for join in self.ways.joins:
-            for edge in self.graph.nodes[join].parents:
+            for edge in self.ways.parents[join]:
                 yield join, edge if edge >= 0 else ~edge
 
     @cached_property
@@ -240,7 +261,9 @@ class View:
         """All that enters a call or join, one step back."""
         if kind == "join":
             return tuple(r for operand in self.operands(index) for r in operand)
-        return tuple(r for value in self.graph.calls[index].inputs for r in self.references(value.node))
+        call = self.graph.calls[index]
+        hidden = call.hidden if self.is_layer(index) else ()
+        return tuple(r for value in (*call.inputs, *hidden) for r in self.references(value.node))
 
     def ops(self, reference: Reference, every: bool = False) -> tuple[str, ...]:
         """Names of the operations on the way, in running order; of the joins folded on it only those of another operation, or every one."""
@@ -321,7 +344,7 @@ class View:
         nodes = self.graph.nodes
         groups: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
         for join in self.joins:
-            groups[nodes[join].call, nodes[join].name].append(join)
+            groups[self.call_of(join), nodes[join].name].append(join)
         labels = {}
         for (call, name), members in groups.items():
             if call < 0:

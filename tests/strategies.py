@@ -230,10 +230,12 @@ class Program:
         calls: what is true of every call, as they begin.
         outputs: per grain, the sources of what the root returns.
         writes: whether anything is written in place.
+        passes: whether a module hands an input through.
     """
 
-    def __init__(self, specs: dict[int, Spec], inputs: tuple[str, ...], calls: list[CallTruth], outputs: Grained, writes: bool) -> None:
-        self.specs, self.inputs, self.calls, self.outputs, self.writes = specs, inputs, calls, outputs, writes
+    def __init__(self, paper: Simulation, inputs: tuple[str, ...], outputs: Grained) -> None:
+        self.specs, self.calls, self.inputs, self.outputs = paper.specs, paper.calls, inputs, outputs
+        self.writes, self.passes = paper.writes, paper.passes
 
     def __repr__(self) -> str:
         """The program as it could be written."""
@@ -265,7 +267,7 @@ class Memory:
 
 
 class Paper:
-    """A tensor on paper. ``through``: per grain, the module calls that handed it out over memory that others hold too."""
+    """A tensor on paper. ``through``: per grain, the module calls that handed it out, one after the other, over memory that others hold too."""
 
     def __init__(self, memory: Memory, kind: str, rows: int, whole: bool, content: list[Content], section: int) -> None:
         self.memory, self.kind, self.rows, self.whole = memory, kind, rows, whole
@@ -286,6 +288,14 @@ def merge(*contents: Content) -> Content:
     must = dict.fromkeys(t for c in contents for t in c.must)
     named = tuple(t for t in must if t.kind != "constant") or tuple(must)
     return Content(named, frozenset(t for c in contents for t in c.may))
+
+
+def _beyond(through: tuple[Term, ...], line: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The calls that handed a tensor out after it parted from the way that another one took."""
+    common = 0
+    while common < min(len(through), len(line)) and through[common] == line[common]:
+        common += 1
+    return through[common:]
 
 
 CONSTANT_TERM = Content((Term("constant"),))
@@ -328,7 +338,7 @@ class Simulation:
         self.clock = 0
         self.written: dict[int, int] = {}  # id(memory) -> when it was last written
         self.made: dict[int, int] = {}  # id(paper) -> when it was made
-        self.writes = False
+        self.writes = self.passes = False
 
     # tensors
 
@@ -354,7 +364,7 @@ class Simulation:
         if self.section and base.memory.section != self.section:
             base.memory.locked = True
         made = Paper(base.memory, base.kind, rows, base.whole and whole, content, self.section)
-        made.through = [content[g].must if self.owner[g] is not None else base.through[g] for g in GRAINS]
+        made.through = [(*base.through[g], *(content[g].must if self.owner[g] is not None else ())) for g in GRAINS]
         made.handed = [bool(t) or h for t, h in zip(made.through, base.handed, strict=True)]
         return self._note(made)
 
@@ -377,15 +387,15 @@ class Simulation:
                 if whole and drops:
                     found = new if new.must else CONSTANT_TERM
                 elif whole:
-                    found = merge(Content(tensor.through[g] if tensor.through[g] != line else ()), read, new)
+                    found = merge(Content(_beyond(tensor.through[g], line)[-1:]), read, new)
                 elif tensor is target and not part and (drops or owner is not None):
                     found = merge(new if new.must else CONSTANT_TERM)
                 else:
                     found = merge(own, read, new)
                 apart = len({frozenset(c.must) for c in before.values()}) > 1 or tensor.handed[g] or (tensor is target and not whole)
                 tensor.content[g] = Content(found.must, found.may | everything) if apart and not (whole and drops) else found
-                if whole and (drops or tensor.through[g] == line):
-                    tensor.through[g] = ()  # what it holds now is all the writer's
+                if whole:  # what it holds now is all the writer's, but for those who handed it out since they parted
+                    tensor.through[g] = () if drops else _beyond(tensor.through[g], line)
         self.clock += 1
         self.written[id(target.memory)] = self.clock
 
@@ -416,6 +426,7 @@ class Simulation:
         """A module is the producer of what it returns: of a tensor it was given, only for whoever uses its return value."""
         made = self.made.get(id(tensor), 0) > start
         if not made and self.written.get(id(tensor.memory), 0) <= start:
+            self.passes = True
             handed = Paper(tensor.memory, tensor.kind, tensor.rows, tensor.whole, list(tensor.content), tensor.section)
             handed.through, handed.handed = list(tensor.through), list(tensor.handed)
             tensor = self._note(handed)
@@ -426,7 +437,8 @@ class Simulation:
                 changed = self.written.get(id(tensor.memory), 0) > start
                 tensor.content[g] = Content((term,), tensor.content[g].may if changed else frozenset())
                 if made and older:
-                    tensor.through[g], tensor.handed[g] = (term,), True
+                    before = [t for t in tensor.through[g] if t.what != term.what or t.nth != term.nth]
+                    tensor.through[g], tensor.handed[g] = (*before, term), True
         return tensor
 
     # steps
@@ -555,7 +567,7 @@ class _Writer:
             self.paper.made[id(live[-1])] = 0
         self.new("block", -1)
         outputs = self.paper.call(0, live, False, lambda: self.body(0, list(live), self.draw(st.integers(1, 12)), 0))
-        return Program(self.specs, kinds, self.paper.calls, _contents(outputs), self.paper.writes)
+        return Program(self.paper, kinds, _contents(outputs))
 
     def new(self, kind: str, owner: int) -> int:
         number = len(self.specs)
@@ -571,6 +583,9 @@ class _Writer:
                 self.do(spec.steps, block, live, Step("constant"))
                 floats = self.floats(live)
             self.do(spec.steps, block, live, Step("layer", (floats[-1],), module=self.new("linear", block)))
+        if block == 0 and (floats := self.floats(live)):  # many ways come together in the end
+            self.do(spec.steps, block, live, Step("nary", self.several(live, 4, floats), 1))
+            self.do(spec.steps, block, live, Step("layer", (len(live) - 1,), module=self.new("linear", block)))
         returnable = [i for i, t in enumerate(live) if not t.leaf and not (self.paper.section and t.memory.section != self.paper.section)]
         distinct = list({id(live[i]): i for i in returnable}.values())
         if not distinct:
