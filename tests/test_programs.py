@@ -453,6 +453,9 @@ RULES: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[Callable[[], nn.Mod
     "identity of a slice overwritten": (lambda m, x: then(y := m.m0(x), m.m1(y[:2]).copy_(m.m2(x)[:2])), [linear, nn.Identity, linear], "m0 m2"),
     "identity of a slice written": (lambda m, x: then(y := m.m0(x), m.m1(y[:2]).relu_()), [linear, nn.Identity], "m0 m1"),
     "part out of an addition": (lambda m, x: then(y := m.m0(x).detach(), torch.add(x[:2], 1, out=y[:2])), [linear], "m0 input:x"),
+    "part wiped after a write through a view of it": (
+        lambda m, x: then(y := m.m0(x), (part := y[:2]).view(part.shape).relu_(), part.zero_()), [linear], "m0",
+    ),
     "layer wipes": (lambda m, x: then(y := m.m0(x), m.m1(y)), [linear, lambda: Does(wipe)], "m1"),
     "layer writes a part": (lambda m, x: then(y := m.m0(x), m.m1(y)), [linear, lambda: Does(part)], "m0 m1"),
     "container handed its input on, which a module mutates": (
