@@ -9,15 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gradlineage.errors import FormatError, LineageError, NameNotFound, TraceError, UsageError
-from gradlineage.lineage import Break, Call, Flow, Join, Lineage, Link, Source
+from gradlineage.lineage import Break, Call, Decision, Flow, Join, Lineage, Link, Source
 
 if TYPE_CHECKING:
     from gradlineage.tracing import Recording, recording, trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "Break", "Call", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source", "TraceError",
-    "UsageError", "recording", "trace",
+    "Break", "Call", "Decision", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source",
+    "TraceError", "UsageError", "recording", "trace",
 ]  # fmt: skip
 
 _LAZY = frozenset(("Recording", "recording", "trace"))

@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     view.add_argument("--depth", type=int, metavar="N", help="show containers N calls below the root as one layer each")
     view.add_argument("--layer", metavar="PATTERN", help="only layers, containers and joins whose path matches, as in 'layer3.*'")
     view.add_argument("--no-joins", action="store_true", help="no rows for joins: the nearest layers instead")
+    view.add_argument(
+        "--decisions", action="store_true", help="list where Python read a tensor's value below the table instead of within it"
+    )
     view.add_argument("--rearranging", action="store_true", help="also name operations that only move values, such as view and permute")
     view.add_argument("--full", action="store_true", help=f"all rows, however many (above {_ROWS} they are collapsed), and no folded lists")
     view.add_argument("--width", type=int, metavar="N", help="columns of text; by default the terminal's, else 120")
@@ -115,7 +118,13 @@ def _show(options: argparse.Namespace) -> int:
     color = options.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     width = options.width if options.width is not None or options.output is None else 120
     table = lineage.to_table(
-        joins=not options.no_joins, rearranging=options.rearranging, full=options.full, width=width, layer=options.layer, color=color
+        joins=not options.no_joins,
+        decisions=options.decisions,
+        rearranging=options.rearranging,
+        full=options.full,
+        width=width,
+        layer=options.layer,
+        color=color,
     )
     _write(table, options.output)
     return 0

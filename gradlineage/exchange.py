@@ -20,12 +20,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gradlineage.errors import FormatError, LineageError
-from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
+from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ValueRecord
 from gradlineage.lineage import Flow, Lineage
 
 __all__ = ["from_json", "load", "save", "to_json", "write_text"]
 SCHEMA = "gradlineage/1"
 _KINDS = ("op", "call", "input", "parameter", "buffer", "constant", "unknown", "empty", "memory")
+_NOT_FINITE = ("nan", "inf", "-inf")
 _SIDES = ("inputs", "outputs", "hidden")
 
 
@@ -51,6 +52,7 @@ def to_json(lineage: Lineage) -> str:
     rows = {
         "bypassed": [{"name": name, "calls": calls} for name, calls in graph.bypassed],
         "breaks": [b._asdict() for b in graph.breaks],
+        "decisions": [d._asdict() for d in graph.decisions],
         "outputs": [v._asdict() for v in graph.outputs],
         "calls": [{**c._asdict(), **{side: [v._asdict() for v in getattr(c, side)] for side in _SIDES}} for c in graph.calls],
         "nodes": [_node_row(n) for n in graph.nodes],
@@ -239,10 +241,18 @@ _NODE: _Fields = {
     "order": _number, "shape": _shape, "dtype": _text, "device": _text, "grad": _flag,
 }  # fmt: skip
 _BREAK: _Fields = {"op": _text, "where": _text, "call": _number, "before": _counts, "after": _counts}
+_seen = _plain(
+    "a number, its name or null", bool, int, float, str, type(None), allowed=lambda v: v in _NOT_FINITE if type(v) is str else True
+)
+_DECISION: _Fields = {
+    "kind": _text, "where": _text, "call": _number, "value": _seen, "nodes": _counts, "ops": _each(_each(_text)), "order": _number, "after": _number,
+    "waits": _flag,
+}  # fmt: skip
 _DOCUMENT: _Fields = {
     "schema": _text, "model": _text, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
     "table": lambda table: None, "bypassed": _each(_record(lambda name, calls: (name, calls), {"name": _text, "calls": _each(_number)})),
-    "breaks": _each(_record(BreakRecord, _BREAK)), "outputs": _values, "calls": _each(_record(CallRecord, _CALL)),
+    "breaks": _each(_record(BreakRecord, _BREAK)), "decisions": _each(_record(DecisionRecord, _DECISION)), "outputs": _values,
+    "calls": _each(_record(CallRecord, _CALL)),
     "nodes": _each(_record(_make_node, _NODE, _NODE.keys() - {"kind"})),
 }  # fmt: skip
 
@@ -281,6 +291,12 @@ def _check_calls(graph: Graph, collapsed: tuple[int, ...]) -> None:
         _among((cut.call,), calls, "calls", f".breaks[{k}].call")
         _among(cut.before, nodes, "nodes", f".breaks[{k}].before[*]")
         _among(cut.after, nodes, "nodes", f".breaks[{k}].after[*]")
+    for k, decision in enumerate(graph.decisions):
+        _among((decision.call,), calls, "calls", f".decisions[{k}].call")
+        _among((decision.after,), calls, "calls", f".decisions[{k}].after")
+        _among(decision.nodes, nodes, "nodes", f".decisions[{k}].nodes[*]")
+        if len(decision.ops) != len(decision.nodes):
+            raise _Fault(f"as many lists as nodes, found {len(decision.ops)}", f".decisions[{k}].ops")
     _among(collapsed, calls, "calls", ".collapsed[*]")
     if list(collapsed) != sorted(set(collapsed)):
         raise _Fault("numbers in rising order, found others", ".collapsed")

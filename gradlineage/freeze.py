@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gradlineage.breaks import Cut, find_cuts
+from gradlineage.decisions import ReadNote, inner_ways
 from gradlineage.functions import regain
-from gradlineage.graph import BreakRecord, CallRecord, Graph, Node, ValueRecord
+from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ValueRecord
 from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
 from gradlineage.notes import CallNote, line_of, looks, own_parameters
 from gradlineage.record import Recorder
@@ -105,7 +106,8 @@ class _Freezer:
         trainable = sum(p.numel() for p in own.values() if p.requires_grad)
         borrowed = tuple(bypassed(recorder, self.layer, insides))
         breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
-        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks)
+        decisions = tuple(map(self._decision, self.tape.reads))
+        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks, decisions)
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
@@ -130,6 +132,16 @@ class _Freezer:
         entry = self.tape.entries[cut.number]
         before, after = ([self._number(v) for v in values] for values in (cut.before, cut.after))
         return BreakRecord(cut.op, self._where(entry[5], entry[6], cut.call), cut.call, tuple(before), tuple(after))
+
+    def _decision(self, note: ReadNote) -> DecisionRecord:
+        values: dict[int, tuple[str, ...]] = dict.fromkeys(note.operands, ())
+        if note.call >= 0 and self.layer[note.call]:  # seen from inside, not as the layer's own work
+            entries, start = self.tape.entries, self.recorder.calls[note.call].start
+            values = inner_ways(self.tape, note, lambda n: n > start and entries[n][0] in (OP, MEMORY) and entries[n][2] == note.call)
+        after = bisect.bisect_right([c.start for c in self.recorder.calls], note.order) - 1
+        nodes = tuple(self._number(v) for v in values)
+        where = self._where(note.code, note.at, note.call)
+        return DecisionRecord(note.kind, where, note.call, note.value, nodes, tuple(values.values()), note.order, after, note.waits)
 
     def _hidden(self, call: CallNote, inside: Inside | None) -> tuple[ValueRecord, ...]:
         if inside is None:

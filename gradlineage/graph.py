@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BreakRecord", "CallRecord", "Graph", "Node", "ValueRecord"]
+__all__ = ["BreakRecord", "CallRecord", "DecisionRecord", "Graph", "Node", "ValueRecord"]
 
 
 class Node(NamedTuple):
@@ -81,6 +81,25 @@ class BreakRecord(NamedTuple):
     after: tuple[int, ...]
 
 
+class DecisionRecord(NamedTuple):
+    """A place where Python read a tensor's value: how, in which call, what it saw, and the nodes that the value was computed from.
+
+    ``ops``: per node, the operations between it and the value, where that was computed within a layer.
+    ``order`` as that of nodes; ``after`` is the
+    call that had begun last.
+    """
+
+    kind: str
+    where: str
+    call: int
+    value: bool | int | float | str | None
+    nodes: tuple[int, ...]
+    ops: tuple[tuple[str, ...], ...]
+    order: int
+    after: int
+    waits: bool
+
+
 class Graph(NamedTuple):
     """All of it. ``outputs`` are what the root calls returned, or what the user asked about."""
 
@@ -93,3 +112,4 @@ class Graph(NamedTuple):
     notes: tuple[str, ...] = ()
     bypassed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used by calls though their module was never called
     breaks: tuple[BreakRecord, ...] = ()
+    decisions: tuple[DecisionRecord, ...] = ()

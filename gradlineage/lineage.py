@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from gradlineage.errors import LineageError, NameNotFound
 from gradlineage.graph import Graph, ValueRecord
 from gradlineage.reach import Reach
-from gradlineage.values import Break, Call, Flow, Join, Link, Source
+from gradlineage.values import Break, Call, Decision, Flow, Join, Link, Source
 from gradlineage.view import View, Way
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Break", "Call", "Flow", "Join", "Lineage", "Link", "Source"]
+__all__ = ["Break", "Call", "Decision", "Flow", "Join", "Lineage", "Link", "Source"]
 
 
 class Lineage:
@@ -139,6 +139,21 @@ class Lineage:
             after = [self._view.call_label(c) if c >= 0 else "output" for c in self._reach.readers_of(record.after)]
             if sources and after:  # what nobody uses starves nobody
                 found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
+        return tuple(found)
+
+    @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The places where Python read a tensor's value, in running order: what decided which way the program went."""
+        found = []
+        for record in self._graph.decisions:
+            shown = self._view.owner[record.call] if record.call >= 0 else -1
+            call = shown if shown >= 0 else record.call
+            sources: dict[Source, None] = {}
+            for node, ops in zip(record.nodes, record.ops, strict=True):
+                for atom, way, differentiable in self._view.sources(self._view.references(node)):
+                    sources.setdefault(self._source(atom, Way((*way.names, *ops)) if ops else way, differentiable))
+            value = float(record.value) if isinstance(record.value, str) else record.value
+            found.append(Decision(record.kind, record.where, Call(self, call) if call >= 0 else None, value, tuple(sources), record.waits))
         return tuple(found)
 
     # -- looking things up ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gradlineage.decisions import ReadNote, kind_of_read, plain_value
 from gradlineage.tables import Facts, facts_of
 from gradlineage.tape import LEAVES, OP, Tape, Unknown, gather, place, takes_gradient
 
@@ -152,9 +153,13 @@ class ShadowMode(TorchFunctionMode):
             argument, default = facts.hidden_write or ("", False)
             for t in operands if kwargs.get(argument, default) else written:
                 self.before_write(t)
+        read = kind_of_read(facts, args, kwargs) if facts.reads else ""
         before = _sequence()
         result = func(*args, **kwargs)
         after = _sequence()
+        if read:
+            picked = facts.reads == "?" and isinstance(first, Tensor) and first.dim() > 0 and len(parents) > 1
+            self._decide(read, result, operands, parents[1:] if picked else parents)  # what is read, not what it picks from
         if written:
             self._wrote(facts, written, whole, kept, tuple(parents), before, after)
         if isinstance(result, Tensor):
@@ -194,6 +199,13 @@ class ShadowMode(TorchFunctionMode):
             tape.entries[number] = (LEAVES, kind, call, (), grad, code, at, -1, facts.name, None)
         return number
 
+    def _decide(self, kind: str, result: Any, operands: list[Tensor], parents: list[int]) -> None:
+        code, at = place(sys._getframe(2))
+        call = self.stack[-1].index if self.stack else -1
+        values = tuple(p if p >= 0 else ~p for p in parents)
+        waits = any(t.device.type not in ("cpu", "meta") for t in operands)
+        self.tape.reads.append(ReadNote(kind, self.tape.next(), call, plain_value(result), values, code, at, waits))
+
     def _several(self, facts: Facts, made: list[Tensor], operands: list[Tensor], parents: tuple[int, ...], before: int, after: int) -> None:
         """Outputs share an entry; those without gradient have one of their own, so that top-k's indices are told from its values."""
         tape = self.tape
@@ -222,8 +234,8 @@ class ShadowMode(TorchFunctionMode):
         if facts.repoints or (covers and self.tape.covers(target)):
             return [], rest
         own, base = self.tape.value(target), self.tape.base_value(target)
-        if covers:  # what lies around it in memory, if anything is known of that
-            kept = [base] if base != own else []
+        if covers:  # what lies around it in memory
+            kept = [base]
         else:
             kept = [own, base] if base != own and not self.tape.covers(target) else [own]
         return [k if target.requires_grad else ~k for k in kept], rest

@@ -60,12 +60,35 @@ HIDDEN_WRITES: dict[str, tuple[str, bool]] = {
     "embedding_bag": ("max_norm", False),
 }
 
+#: Functions by which Python reads a tensor's value, and the kind of decision that is; ``?`` where it hangs on the arguments.
+_READS: dict[str, str] = {
+    **dict.fromkeys(("__bool__", "is_nonzero"), "bool"),
+    **dict.fromkeys(("__float__", "__complex__"), "float"),
+    **dict.fromkeys(("item", "_local_scalar_dense"), "item"),
+    **dict.fromkeys(("numpy", "__array__"), "numpy"),
+    **dict.fromkeys(("equal", "allclose", "__contains__"), "equal"),
+    **dict.fromkeys(("__format__", "__repr__"), "format"),
+    **dict.fromkeys(
+        """nonzero argwhere masked_select unique unique_consecutive _unique _unique2 unique_dim bincount nms _pack_padded_sequence
+        tensor_split""".split(),
+        "shape",
+    ),
+    "__int__": "int",
+    "__index__": "index",
+    "tolist": "list",
+    **dict.fromkeys(
+        """__getitem__ where repeat_interleave one_hot zeros ones empty full rand randn randint randperm arange linspace logspace eye view
+        reshape expand repeat narrow select unflatten new_zeros new_ones new_empty new_full tile chunk split""".split(),
+        "?",
+    ),
+}
+
 #: Methods and properties that give no tensor: nothing to record.
 _SILENT = frozenset(
     """size dim numel nelement ndimension stride storage_offset is_contiguous is_floating_point is_complex is_signed element_size get_device
     data_ptr untyped_storage storage _typed_storage is_inference is_shared is_pinned is_set_to is_conj is_neg is_same_size has_names
     __len__ __hash__ __dir__ ndimension register_hook register_post_accumulate_grad_hook retain_grad backward is_tensor sym_size sym_numel
-    can_cast result_type is_nonzero_ get_default_dtype broadcast_shapes __repr__ __deepcopy_ _has_torch_function""".split()
+    can_cast result_type get_default_dtype broadcast_shapes __deepcopy_ _has_torch_function""".split()
 )
 
 
@@ -89,7 +112,7 @@ def _in_place(bare: str, name: str) -> bool:
 class Facts:
     """What one torch function does, as far as its name and schema tell."""
 
-    __slots__ = ("hidden_write", "metadata", "name", "overwrites", "partial", "repoints", "shape_only", "silent", "writes")
+    __slots__ = ("hidden_write", "metadata", "name", "overwrites", "partial", "reads", "repoints", "shape_only", "silent", "writes")
 
     def __init__(self, func: Any) -> None:
         raw = getattr(func, "__name__", None) or type(func).__name__
@@ -98,6 +121,7 @@ class Facts:
         if bare == "grad" and getattr(func, "__module__", "") == "torch.autograd":
             self.name = "autograd.grad"
         self.silent = bare in _SILENT
+        self.reads = _READS.get(bare, "")
         self.hidden_write = HIDDEN_WRITES.get(self.name)
         self.repoints = bare in ("data=", "set_")
         self.shape_only = SHAPE_ONLY.get(self.name) or SHAPE_ONLY.get(bare)

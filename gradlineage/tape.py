@@ -72,6 +72,7 @@ class Tape:
         ] = {}  # storage -> (weak reference, its first value, elements of the largest tensor seen)
         self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> what was written, see `store`
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
+        self.reads: list[Any] = []  # where Python read a value
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
         self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on
 

@@ -14,7 +14,7 @@ from gradlineage.view import Reference, Way
 if TYPE_CHECKING:
     from gradlineage.lineage import Lineage
 
-__all__ = ["Break", "Call", "Flow", "Join", "Link", "Source"]
+__all__ = ["Break", "Call", "Decision", "Flow", "Join", "Link", "Source"]
 
 SourceKind = Literal["call", "input", "parameter", "buffer", "constant", "unknown"]
 
@@ -65,6 +65,28 @@ class Break:
     where: str
     before: tuple[Source, ...]
     after: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A place where Python read a tensor's value.
+
+    Attributes:
+        kind: ``bool`` (an ``if``), ``int``, ``float``, ``index``, ``item``, ``list``, ``numpy``, ``equal`` (``torch.equal``, ``in``), ``format``
+            (printing), or ``shape`` (a result whose size hangs on the values: ``nonzero``, a boolean mask, ``nms``).
+        where: ``file:line``.
+        call: the call in which it happened, None outside of all calls.
+        value: what Python saw, where that was one number.
+        sources: what the value was computed from; within a layer, what came into the layer.
+        waits: whether the program had to wait for a device other than the CPU.
+    """
+
+    kind: str
+    where: str
+    call: Call | None
+    value: bool | int | float | None
+    sources: tuple[Source, ...]
+    waits: bool = False
 
 
 class _Handle:

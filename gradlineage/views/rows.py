@@ -1,12 +1,18 @@
-"""What every view shows, before any layout: one row a layer call, one a join, in an order that reads from top to bottom. Needs no torch."""
+"""What every view shows, before any layout: one row a layer call, a join or a decision, in an order that reads from top to bottom.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import os
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gradlineage.errors import NameNotFound
+from gradlineage.graph import DecisionRecord
 from gradlineage.lineage import Call, Flow, Join, Lineage
 
 __all__ = ["Entry", "Incoming", "Row", "cut_values", "entries_of", "make_rows"]
@@ -37,7 +43,10 @@ class Incoming(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A layer call or a join. A join's ``type`` is empty. ``shared``: an earlier row has the same parameters, (elements, trainable elements)."""
+    """A layer call, a join or a decision, of which only the first has a ``type``, and the last has no ``key``.
+
+    ``shared``: an earlier row has the same parameters, (elements, trainable elements). ``times``: a decision that fell so often in a row.
+    """
 
     key: str
     label: str
@@ -47,18 +56,22 @@ class Row(NamedTuple):
     parameters: tuple[int, int] = (0, 0)
     shared: bool = False
     failed: bool = False
+    times: int = 1
 
     @property
     def entries(self) -> Iterator[Entry]:
         return (entry for tensor in self.inputs for entry in tensor.entries)
 
 
-def make_rows(lineage: Lineage, *, joins: bool = True, layer: str | None = None) -> list[Row]:
+def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, layer: str | None = None) -> list[Row]:
     """Layer calls in the order in which they began; every join after what feeds it and the joins that ran before it, and before what it feeds.
+
+    A decision stands after the layers that had begun before it.
 
     Args:
         lineage: any lineage.
         joins: False for no rows of joins; entries are the nearest sources then.
+        decisions: rows for places where Python read a tensor's value.
         layer: only rows whose path or label matches this pattern (``*`` crosses dots), or that lie in a container whose path does.
 
     Raises:
@@ -66,7 +79,8 @@ def make_rows(lineage: Lineage, *, joins: bool = True, layer: str | None = None)
     """
     cut = cut_values(lineage)
     rank: dict[str, tuple[int, int]] = {}  # (layers begun before, joins run before)
-    rows, owners = [], set()
+    rows: list[Row] = []
+    owners: set[str] = set()
     for number, call in enumerate(lineage.layers):
         row = _layer_row(call, joins, cut, call.path in owners)
         owners.add(call.path)
@@ -80,7 +94,8 @@ def make_rows(lineage: Lineage, *, joins: bool = True, layer: str | None = None)
         rank[row.key] = after, number
         rows.append(row)
     rows.sort(key=lambda row: rank[row.key])
-    return rows if layer is None else _matching(lineage, rows, layer)
+    rows = rows if layer is None else _matching(lineage, rows, layer)
+    return _with_decisions(lineage, rows, joins, cut) if decisions else rows
 
 
 def cut_values(lineage: Lineage) -> frozenset[int]:
@@ -107,6 +122,44 @@ def entries_of(flow: Flow, joins: bool, cut: frozenset[int]) -> tuple[Entry, ...
             Entry(label, kind, ops, differentiable, label if kind == "join" else key, node.name if kind == "unknown" else "", stopped)
         )
     return tuple(entries)
+
+
+def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool, cut: frozenset[int]) -> list[Row]:
+    """The rows, with decisions between them: after the last layer that had begun, and the joins in between that had run."""
+    graph, order = lineage._graph, {j.label: j._node.order for j in lineage.joins}
+    began = {f"{c.path}[{c.nth}]": c._index for c in lineage.layers}
+    shown = {c for row in rows if row.key in began for c in _above(lineage, began[row.key])}
+    records = iter(sorted(graph.decisions, key=lambda d: d.order))
+    found: list[Row] = []
+    record = next(records, None)
+    for row in rows:
+        while record is not None and (began[row.key] > record.after if row.key in began else order[row.key] > record.order):
+            if record.call in shown or record.call < 0:
+                found.append(_decision_row(lineage, record, joins, cut))
+            record = next(records, None)
+        found.append(row)
+    while record is not None:
+        if record.call in shown or record.call < 0:
+            found.append(_decision_row(lineage, record, joins, cut))
+        record = next(records, None)
+    runs = [(row, len(list(run))) for row, run in itertools.groupby(found)]
+    return [row._replace(times=times) if times > 1 else row for row, times in runs]
+
+
+def _above(lineage: Lineage, call: int) -> Iterator[int]:
+    while call >= 0:
+        yield call
+        call = lineage._graph.calls[call].parent
+
+
+def _decision_row(lineage: Lineage, record: DecisionRecord, joins: bool, cut: frozenset[int]) -> Row:
+    value = "" if record.value is None else f" is {record.value:.4g}" if type(record.value) is float else f" is {record.value}"
+    entries: dict[Entry, None] = {}
+    for node, ops in zip(record.nodes, record.ops, strict=True):
+        for entry in entries_of(Flow(lineage, (node, -1), "", None, "", "", True), joins, cut):
+            entries.setdefault(entry._replace(ops=(*entry.ops, *ops), stopped=False))  # Python takes no gradient
+    label = f"? {record.kind} at {os.path.basename(record.where) or 'unknown place'}{value}"
+    return Row("", label, "", (), (Incoming("", tuple(entries)),))
 
 
 def _layer_row(call: Call, joins: bool, cut: frozenset[int], again: bool) -> Row:

@@ -30,6 +30,7 @@ def to_table(
     lineage: Lineage,
     *,
     joins: bool = True,
+    decisions: bool = False,
     rearranging: bool = False,
     full: bool = False,
     width: int | None = None,
@@ -44,6 +45,7 @@ def to_table(
     Args:
         lineage: any lineage.
         joins: False for no rows of joins and the nearest layer calls instead of them.
+        decisions: a section of their own below the table for the places where Python read a tensor's value, instead of notes within it.
         rearranging: also name operations that only move values about (``view``, ``permute``, ``getitem``).
         full: no folding of long regular lists such as ``experts.{0–499}``.
         width: columns of text; by default those of the terminal, and 120 where there is none. Names are never cut, so a line may be longer.
@@ -74,8 +76,8 @@ def to_table(
         texts = [_entry(e, _alike((op for op in reversed(e.ops) if op not in hidden), full)) for e in entries]
         return ", ".join(texts if full else _fold(texts)) or "-"
 
-    rows = make_rows(lineage, joins=joins, layer=layer)
-    cells = [(_title(r), _alike(map(_shape, r.shapes), full) or ["-"], _count(r), _connected(r, words)) for r in rows]
+    rows = make_rows(lineage, joins=joins, decisions=not decisions, layer=layer)
+    cells = [(_title(r), _alike(map(_shape, r.shapes), full) or ["-" if r.key else ""], _count(r), _connected(r, words)) for r in rows]
     body = _lay_out(cells, width)
     rule = "─" * min(width, max(_size(line) for _, line in body))
     heads = sum(number < 0 for number, _ in body)
@@ -83,7 +85,9 @@ def to_table(
     lines = [_paint(line.rstrip(), style) for (_, line), style in zip(body, styles, strict=True)]
     inputs = _alike((f"{f.name}: {_shape(f.shape)} {f.dtype}" for f in lineage.inputs), full)
     above = _fill(f"{lineage.model}({'; '.join(inputs)})", width, ("; ", " "))
-    below = (part for line in _below(lineage, rows, joins, words) for part in _fill(line, width, ("[;,] ", " ")))
+    rows = [row for row in rows if row.key]
+    told = itertools.chain(_below(lineage, rows, joins, words), _decisions(lineage, hidden) if decisions else ())
+    below = (part for line in told for part in _fill(line, width, ("[;,] ", " ")))
     return "\n".join(line.rstrip() for line in (*above, *lines[:heads], rule, *lines[heads:], rule, *below))
 
 
@@ -121,7 +125,7 @@ def _argument(name: str) -> str:
 
 def _title(row: Row) -> str:
     if not row.type:
-        return _GAP + _clean(row.label)
+        return _GAP + _clean(row.label) + (f" ×{row.times}" if row.times > 1 else "")
     named = row.label.startswith("<") or row.label.split("[")[0] == row.type
     return _clean(row.label) + ("" if named else f" ({row.type})") + (" (raised)" if row.failed else "")
 
@@ -158,6 +162,21 @@ def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words) ->
         reasons = "; ".join(dict.fromkeys(e.reason.rstrip(".") for e in unknown if e.reason))
         yield f"{_number(len(unknown), 'unknown source')}: {reasons or 'no reason known'}"
     yield from lineage.notes
+
+
+def _decisions(lineage: Lineage, hidden: frozenset[str]) -> Iterable[str]:
+    yield f"{_number(len(lineage.decisions), 'decision')}{':' if lineage.decisions else ''}"
+    lines = []
+    for found in lineage.decisions:
+        words = []
+        for source in found.sources:
+            label = f"[{source.label}]" if source.kind in ("parameter", "buffer") else source.label
+            words.append(" ← ".join((*(op for op in reversed(source.ops) if op not in hidden), _clean(label))))
+        value = "" if found.value is None else f" is {found.value:.4g}" if type(found.value) is float else f" is {found.value}"
+        place = f" in {_clean(found.call.label)}" if found.call is not None else ""
+        waits = " (waits for the device)" if found.waits else ""
+        lines.append(f"? {found.kind} at {found.where or 'unknown place'}{place}{value}{waits}: {', '.join(words) or '-'}")
+    yield from _alike(lines)
 
 
 def _number(n: int, what: str) -> str:
