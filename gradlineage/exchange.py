@@ -25,7 +25,7 @@ from gradlineage.lineage import Flow, Lineage
 
 __all__ = ["from_json", "load", "save", "to_json", "write_text"]
 SCHEMA = "gradlineage/1"
-_KINDS = ("op", "call", "input", "parameter", "buffer", "constant", "unknown", "empty", "memory")
+_KINDS = ("op", "call", "input", "parameter", "buffer", "constant", "unknown", "empty", "memory", "union")
 _NOT_FINITE = ("nan", "inf", "-inf")
 _SIDES = ("inputs", "outputs", "hidden")
 
@@ -40,7 +40,7 @@ def to_json(lineage: Lineage) -> str:
         [{'name': 'input', 'connected_to': ['input:input']}]
     """
     graph = lineage._graph
-    facts = {key: getattr(graph, key) for key in ("model", "parameters", "trainable", "notes")}
+    facts = {key: getattr(graph, key) for key in ("model", "runs", "parameters", "trainable", "notes")}
     table = {
         "layers": [
             {"label": c.label, "type": c.type, "path": c.path, "nth": c.nth, "inputs": _connected(c.inputs), "hidden": _connected(c.hidden)}
@@ -54,7 +54,7 @@ def to_json(lineage: Lineage) -> str:
         "breaks": [b._asdict() for b in graph.breaks],
         "decisions": [d._asdict() for d in graph.decisions],
         "outputs": [v._asdict() for v in graph.outputs],
-        "calls": [{**c._asdict(), **{side: [v._asdict() for v in getattr(c, side)] for side in _SIDES}} for c in graph.calls],
+        "calls": [_call_row(c) for c in graph.calls],
         "nodes": [_node_row(n) for n in graph.nodes],
     }
     inner = ",\n".join(_lines(key, found, "  ") for key, found in table.items())
@@ -71,6 +71,11 @@ def _lines(key: str, rows: Iterable[object], indent: str = "") -> str:
 
 def _connected(flows: Iterable[Flow]) -> list[dict[str, object]]:
     return [{"name": flow.name, "connected_to": [link.label for link in flow.links]} for flow in flows]
+
+
+def _call_row(call: CallRecord) -> dict[str, object]:
+    row = {**call._asdict(), **{side: [v._asdict() for v in getattr(call, side)] for side in _SIDES}}
+    return row if call.seen != 1 else {key: value for key, value in row.items() if key != "seen"}
 
 
 def _node_row(node: Node) -> dict[str, object]:
@@ -234,11 +239,12 @@ _VALUE: _Fields = {"name": _text, "shape": _shape, "dtype": _text, "device": _te
 _values = _each(_record(ValueRecord, _VALUE))
 _CALL: _Fields = {
     "path": _text, "nth": _count, "type": _text, "layer": _flag, "parent": _number, "where": _text, "parameters": _count,
-    "trainable": _count, "registered": _flag, "failed": _flag, **dict.fromkeys(_SIDES, _values),
+    "trainable": _count, "registered": _flag, "failed": _flag, "seen": _count, **dict.fromkeys(_SIDES, _values),
 }  # fmt: skip
 _NODE: _Fields = {
     "kind": _kind, "parents": _counts, "without_grad": _counts, "name": _text, "call": _number, "port": _number, "where": _text,
     "order": _number, "shape": _shape, "dtype": _text, "device": _text, "grad": _flag,
+    "counts": _counts,
 }  # fmt: skip
 _BREAK: _Fields = {"op": _text, "where": _text, "call": _number, "before": _counts, "after": _counts}
 _seen = _plain(
@@ -249,10 +255,10 @@ _DECISION: _Fields = {
     "waits": _flag,
 }  # fmt: skip
 _DOCUMENT: _Fields = {
-    "schema": _text, "model": _text, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
+    "schema": _text, "model": _text, "runs": _count, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
     "table": lambda table: None, "bypassed": _each(_record(lambda name, calls: (name, calls), {"name": _text, "calls": _each(_number)})),
     "breaks": _each(_record(BreakRecord, _BREAK)), "decisions": _each(_record(DecisionRecord, _DECISION)), "outputs": _values,
-    "calls": _each(_record(CallRecord, _CALL)),
+    "calls": _each(_record(CallRecord, _CALL, {"seen"})),
     "nodes": _each(_record(_make_node, _NODE, _NODE.keys() - {"kind"})),
 }  # fmt: skip
 
@@ -316,6 +322,8 @@ def _check_nodes(graph: Graph) -> None:
         least, most, what = 0, 0, f"no parents of {'a value that left a layer' if node.kind == 'call' else node.kind}"
         if node.kind == "op":
             least, most, what = 1, len(node.parents) if node.name else 1, "parents of an op, one where it has no name"
+        elif node.kind == "union":
+            least, most, what = len(node.counts), len(node.counts), "as many parents as counts"
         elif node.kind == "memory":
             least, most, what = 2, 2, "two parents of memory: what it held and what was written"
         elif call is not None and node.kind == "call" and not call.layer:

@@ -14,8 +14,9 @@ class Node(NamedTuple):
     """One value and how it came about.
 
     ``kind`` is ``op``, ``call`` (a value as it left a module call), ``input``, ``parameter``, ``buffer``, ``constant``,
-    ``unknown``, ``empty`` (an unknown that is named only where nothing else feeds the tensor) or ``memory`` (of which a part was written:
-    its parents are what it held, and what the writing operation or layer made of it).
+    ``unknown``, ``empty`` (an unknown that is named only where nothing else feeds the tensor), ``memory`` (of which a part was written:
+    its parents are what it held, and what the writing operation or layer made of it) or ``union`` (in a union of several passes: all that was
+    seen to feed a tensor, ``counts`` says in how many passes each).
     ``parents`` are node numbers, smaller than the node's own; ``~p`` where that operand did not require grad. ``grad`` says whether the value
     itself does: gradient flows along an edge where both hold, and an operation without ``grad`` that has a parent ``p >= 0`` breaks it off.
     """
@@ -33,6 +34,7 @@ class Node(NamedTuple):
     dtype: str = ""
     device: str = ""
     grad: bool = False
+    counts: tuple[int, ...] = ()
 
 
 class ValueRecord(NamedTuple):
@@ -69,6 +71,7 @@ class CallRecord(NamedTuple):
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
     hidden: tuple[ValueRecord, ...] = ()
+    seen: int = 1  # in how many passes it occurred
 
 
 class BreakRecord(NamedTuple):
@@ -113,3 +116,4 @@ class Graph(NamedTuple):
     bypassed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used by calls though their module was never called
     breaks: tuple[BreakRecord, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
+    runs: int = 1  # passes that this is the union of

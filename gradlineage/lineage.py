@@ -77,6 +77,11 @@ class Lineage:
         return self._graph.parameters, self._graph.trainable
 
     @property
+    def runs(self) -> int:
+        """How many passes this is the union of; 1 for a single one."""
+        return self._graph.runs
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the reader should know of the recording: that it ran twice, that it broke off, that nothing came out."""
         return self._graph.notes

@@ -133,6 +133,7 @@ class Call(_Handle):
     where = property(lambda self: self._record.where, doc="``file:line`` of the first frame outside torch that made the call.")
     registered = property(lambda self: self._record.registered, doc="Whether the module is one of the model's own.")
     failed = property(lambda self: self._record.failed, doc="Whether the call raised.")
+    count = property(lambda self: self._record.seen, doc="In how many of the passes of a union it occurred; 1 in a lineage of one pass.")
 
     @property
     def label(self) -> str:
@@ -270,6 +271,11 @@ class Link:
         """Whether gradient flows back along it."""
         return self._reference.differentiable
 
+    @property
+    def count(self) -> int:
+        """In how many of the passes of a union it was seen; 1 in a lineage of one pass."""
+        return self._reference.seen
+
     def __repr__(self) -> str:
         return f"<Link {' <- '.join((*reversed(self.ops), self.label))}>"
 
@@ -290,6 +296,9 @@ class Join(_Handle):
 
     op = property(lambda self: self._node.name, doc="Name of the operation.")
     where = property(lambda self: self._node.where, doc="``file:line`` at which it ran.")
+    count = property(
+        lambda self: sum(self._node.counts) or 1, doc="In how many of the passes of a union it occurred; 1 in a lineage of one pass."
+    )
 
     @property
     def container(self) -> Call | None:

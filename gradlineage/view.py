@@ -18,11 +18,11 @@ from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS, Ways
 
 __all__ = ["Reference", "View", "Way"]
 
-_ROLES = {"input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT, "empty": CONSTANT}
+_ROLES = {"union": DATA, "input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT, "empty": CONSTANT}
 
 
 class Outer:
-    """The rest of a way that leaves a folded join: the join, the node at which the way goes on, and the rest after that."""
+    """The rest of a way that leaves a folded join or a union: the node of that, the node at which the way goes on, and the rest after that."""
 
     __slots__ = ("at", "join", "length", "rest")
 
@@ -68,6 +68,7 @@ class Reference(NamedTuple):
     differentiable: bool
     at: int
     outer: Outer | None
+    seen: int = 1  # in a union, how often it was seen
 
 
 class View:
@@ -98,7 +99,7 @@ class View:
 
     @cached_property
     def _times(self) -> Counter[str]:
-        return Counter(c.path for c in self.graph.calls)
+        return Counter(path for path, _ in {(c.path, c.nth) for c in self.graph.calls})
 
     def call_label(self, call: int) -> str:
         record = self.graph.calls[call]
@@ -166,6 +167,8 @@ class View:
     def folded(self) -> dict[int, int]:
         """The joins whose only consumer is an operand of another join of the same container call, and that join."""
         used: defaultdict[int, list[int]] = defaultdict(list)
+        if self.graph.runs > 1:  # what a union consists of was folded before
+            return {}
         for reader, node in self._readers():
             for atom, _ in self.ways.elements(node):
                 if self.is_join(atom):
@@ -217,9 +220,22 @@ class View:
         """What feeds a value one step back."""
         found = self._references.get(node)
         if found is None:
-            found = tuple(Reference(atom, diff, node, None) for atom, diff in self.ways.elements(node))
+            found = tuple(r for atom, diff in self.ways.elements(node) for r in self._alternatives(Reference(atom, diff, node, None)))
             self._references[node] = found
         return found
+
+    def _alternatives(self, reference: Reference) -> Iterable[Reference]:
+        """What a union stands for, if that is what a reference leads to."""
+        union = self.graph.nodes[reference.atom]
+        if union.kind != "union":
+            yield reference
+            return
+        length = self.ways.length(reference.at, reference.atom) + (reference.outer.length if reference.outer is not None else 0)
+        outer = Outer(reference.atom, reference.at, reference.outer, length)
+        for edge, count in zip(union.parents, union.counts, strict=True):
+            flows, node = edge >= 0 and reference.differentiable, edge if edge >= 0 else ~edge
+            for atom, diff in self.ways.elements(node):
+                yield Reference(atom, flows and diff, node, outer, count)
 
     def feeding(self, key: tuple[int, int]) -> tuple[Reference, ...]:
         """What feeds a node, or with a number that operand of a join."""
@@ -251,11 +267,22 @@ class View:
                     within = Outer(atom, node, outer, 1 + self.ways.length(node, atom) + (outer.length if outer is not None else 0))
                     parts += [(e, atom, flows and diff, within) for e in self.ways.parents[atom]]
                 elif self.ways.roles[atom] != CONSTANT:
-                    rest.append(Reference(atom, flows and diff, node, outer))
+                    rest += self._alternatives(Reference(atom, flows and diff, node, outer))
             parts += [tuple(rest)] if rest else []
             stack.extend(reversed(parts))
         self._operands[join] = found
         return found
+
+    @cached_property
+    def cut(self) -> frozenset[int]:
+        """The values that left an operation or layer without gradient because that stopped it."""
+        return frozenset(node for stop in self.graph.breaks for node in stop.after)
+
+    def stopped(self, atom: int, differentiable: bool) -> bool:
+        """Whether something in the model stops the gradient on a way from there. A pass without any gradient has no cuts."""
+        if self.graph.runs > 1:
+            return not differentiable
+        return not differentiable and (atom in self.cut or (self.graph.nodes[atom].grad and bool(self.cut)))
 
     def incoming(self, kind: str, index: int) -> tuple[Reference, ...]:
         """All that enters a call or join, one step back."""
@@ -273,9 +300,9 @@ class View:
         last = outer
         while last is not None and last.rest is not None:
             last = last.rest
-        host = nodes[self.folded[last.join]].name if last is not None else ""
+        host = nodes[self.folded[last.join]].name if last is not None and last.join in self.folded else ""
         while outer is not None:
-            if every or nodes[outer.join].name != host:
+            if nodes[outer.join].name and (every or nodes[outer.join].name != host):
                 names.append(nodes[outer.join].name)
             names += [nodes[n].name for n in self.ways.way(outer.at, outer.join)]
             outer = outer.rest

@@ -15,7 +15,7 @@ from gradlineage.errors import NameNotFound
 from gradlineage.graph import DecisionRecord
 from gradlineage.lineage import Call, Flow, Join, Lineage
 
-__all__ = ["Entry", "Incoming", "Row", "cut_values", "entries_of", "make_rows"]
+__all__ = ["Entry", "Incoming", "Row", "entries_of", "make_rows"]
 
 
 class Entry(NamedTuple):
@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     key: str
     reason: str = ""
     stopped: bool = False
+    seen: int = 1  # in a union, in how many passes it was seen; 0 where that is not known
 
 
 class Incoming(NamedTuple):
@@ -57,6 +58,7 @@ class Row(NamedTuple):
     shared: bool = False
     failed: bool = False
     times: int = 1
+    seen: int = 1  # in a union, in how many passes it occurred
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -77,54 +79,46 @@ def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, 
     Raises:
         NameNotFound: ``layer`` matches nothing.
     """
-    cut = cut_values(lineage)
     rank: dict[str, tuple[int, int]] = {}  # (layers begun before, joins run before)
     rows: list[Row] = []
     owners: set[str] = set()
     for number, call in enumerate(lineage.layers):
-        row = _layer_row(call, joins, cut, call.path in owners)
+        row = _layer_row(call, joins, call.path in owners)
         owners.add(call.path)
         rank[row.key] = number, 0
         rows.append(row)
     after = -1
     for number, join in enumerate(lineage.joins if joins else (), 1):
-        operands = tuple(Incoming("", entries_of(f, True, cut)) for f in join.inputs)
+        operands = tuple(Incoming("", entries_of(f, True)) for f in join.inputs)
         row = Row(join.label, join.label, "", tuple(f.shape for f in join.outputs), operands)
         after = max((after, *(rank[e.key][0] for e in row.entries if e.key in rank)))
         rank[row.key] = after, number
         rows.append(row)
     rows.sort(key=lambda row: rank[row.key])
     rows = rows if layer is None else _matching(lineage, rows, layer)
-    return _with_decisions(lineage, rows, joins, cut) if decisions else rows
+    return _with_decisions(lineage, rows, joins) if decisions else rows
 
 
-def cut_values(lineage: Lineage) -> frozenset[int]:
-    """The values that left an operation or layer without gradient because that stopped it, for `entries_of`."""
-    return frozenset(node for stop in lineage._graph.breaks for node in stop.after)
-
-
-def entries_of(flow: Flow, joins: bool, cut: frozenset[int]) -> tuple[Entry, ...]:
+def entries_of(flow: Flow, joins: bool) -> tuple[Entry, ...]:
     """What feeds a tensor: one step back, or with ``joins=False`` its nearest sources."""
     graph, view = flow._lineage._graph, flow._lineage._view
     if joins:
-        steps = [(r.atom, view.ops(r), r.differentiable) for r in flow._references]
+        steps = [(r.atom, view.ops(r), r.differentiable, r.seen) for r in flow._references]
     else:
-        steps = [(atom, way.names, differentiable) for atom, way, differentiable in view.sources(flow._references)]
+        steps = [(atom, way.names, differentiable, 0) for atom, way, differentiable in view.sources(flow._references)]
     entries = []
-    for atom, ops, differentiable in steps:
+    for atom, ops, differentiable, seen in steps:
         node, label, key = graph.nodes[atom], view.label(atom), ""
         kind = "join" if view.is_join(atom) else "call" if view.of_layer(atom) else {"empty": "unknown"}.get(node.kind, node.kind)
         if kind == "call":
             record = graph.calls[view.leaving(atom)[0]]
             key = f"{record.path}[{record.nth}]"
-        stopped = not differentiable and (atom in cut or (node.grad and bool(cut)))  # a pass without any gradient has no cuts
-        entries.append(
-            Entry(label, kind, ops, differentiable, label if kind == "join" else key, node.name if kind == "unknown" else "", stopped)
-        )
+        key, reason = label if kind == "join" else key, node.name if kind == "unknown" else ""
+        entries.append(Entry(label, kind, ops, differentiable, key, reason, view.stopped(atom, differentiable), seen))
     return tuple(entries)
 
 
-def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool, cut: frozenset[int]) -> list[Row]:
+def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool) -> list[Row]:
     """The rows, with decisions between them: after the last layer that had begun, and the joins in between that had run."""
     graph, order = lineage._graph, {j.label: j._node.order for j in lineage.joins}
     began = {f"{c.path}[{c.nth}]": c._index for c in lineage.layers}
@@ -135,12 +129,12 @@ def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool, cut: frozens
     for row in rows:
         while record is not None and (began[row.key] > record.after if row.key in began else order[row.key] > record.order):
             if record.call in shown or record.call < 0:
-                found.append(_decision_row(lineage, record, joins, cut))
+                found.append(_decision_row(lineage, record, joins))
             record = next(records, None)
         found.append(row)
     while record is not None:
         if record.call in shown or record.call < 0:
-            found.append(_decision_row(lineage, record, joins, cut))
+            found.append(_decision_row(lineage, record, joins))
         record = next(records, None)
     runs = [(row, len(list(run))) for row, run in itertools.groupby(found)]
     return [row._replace(times=times) if times > 1 else row for row, times in runs]
@@ -152,22 +146,24 @@ def _above(lineage: Lineage, call: int) -> Iterator[int]:
         call = lineage._graph.calls[call].parent
 
 
-def _decision_row(lineage: Lineage, record: DecisionRecord, joins: bool, cut: frozenset[int]) -> Row:
+def _decision_row(lineage: Lineage, record: DecisionRecord, joins: bool) -> Row:
     value = "" if record.value is None else f" is {record.value:.4g}" if type(record.value) is float else f" is {record.value}"
     entries: dict[Entry, None] = {}
     for node, ops in zip(record.nodes, record.ops, strict=True):
-        for entry in entries_of(Flow(lineage, (node, -1), "", None, "", "", True), joins, cut):
+        for entry in entries_of(Flow(lineage, (node, -1), "", None, "", "", True), joins):
             entries.setdefault(entry._replace(ops=(*entry.ops, *ops), stopped=False))  # Python takes no gradient
     label = f"? {record.kind} at {os.path.basename(record.where) or 'unknown place'}{value}"
     return Row("", label, "", (), (Incoming("", tuple(entries)),))
 
 
-def _layer_row(call: Call, joins: bool, cut: frozenset[int], again: bool) -> Row:
-    inputs = [Incoming(f.name, entries_of(f, joins, cut), f.used is not False) for f in call.inputs]
-    hidden = dict.fromkeys(e for f in call.hidden for e in entries_of(f, joins, cut))
+def _layer_row(call: Call, joins: bool, again: bool) -> Row:
+    inputs = [Incoming(f.name, entries_of(f, joins), f.used is not False) for f in call.inputs]
+    hidden = dict.fromkeys(e for f in call.hidden for e in entries_of(f, joins))
     inputs += [Incoming("hidden", tuple(hidden))] if hidden else []
     shapes, own = tuple(f.shape for f in call.outputs), call.parameters
-    return Row(f"{call.path}[{call.nth}]", call.label, call.type, shapes, tuple(inputs), own, again and own[0] > 0, call.failed)
+    return Row(
+        f"{call.path}[{call.nth}]", call.label, call.type, shapes, tuple(inputs), own, again and own[0] > 0, call.failed, 1, call.count
+    )
 
 
 def _matching(lineage: Lineage, rows: Iterable[Row], pattern: str) -> list[Row]:

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from gradlineage.lineage import Flow, Lineage
 from gradlineage.tables import REARRANGING
-from gradlineage.views.rows import Entry, Row, cut_values, entries_of, make_rows
+from gradlineage.views.rows import Entry, Row, entries_of, make_rows
 
 __all__ = ["to_table"]
 
@@ -140,12 +140,11 @@ def _shape(shape: tuple[int | str, ...] | None) -> str:
 
 def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words) -> Iterable[str]:
     """What stands under the table, a line each."""
-    cut = cut_values(lineage)
     unknown = [e for row in rows for e in row.entries if e.kind == "unknown"]
     returned = []
     for (name, shape), run in itertools.groupby(lineage.outputs, key=lambda f: (_argument(f.name), _shape(f.shape))):
         flows: list[Flow] = list(run)
-        entries = [e for flow in flows for e in entries_of(flow, joins, cut)]
+        entries = [e for flow in flows for e in entries_of(flow, joins)]
         unknown += [e for e in entries if e.kind == "unknown"]
         returned.append(f"{name} {shape}{f' ×{len(flows)}' if len(flows) > 1 else ''} ← {words(entries)}".lstrip())
     if returned:
