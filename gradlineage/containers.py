@@ -110,8 +110,12 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if not tensor.requires_grad:
         return tensor.detach()
+    try:
+        leaf = tensor.is_leaf
+    except RuntimeError:  # a view made under no_grad whose base was written since
+        return tensor
     if not torch.is_grad_enabled():
-        return tensor.detach().requires_grad_() if tensor.is_leaf else tensor
+        return tensor.detach().requires_grad_() if leaf else tensor
     alias: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
     if alias.stride() != tensor.stride():  # sizes of 1: the next kernel's choice of layout may hang on their strides
         with torch.no_grad():

@@ -1,6 +1,6 @@
 """Inside of layer calls: which arguments were used, what came in by another door, whose parameters were borrowed.
 
-Each layer's operations are walked once, from what it returned or wrote back to the values made before it began.
+Each layer's operations are walked once, from what it returned, wrote or left somewhere back to the values made before it began.
 """
 
 from __future__ import annotations
@@ -33,12 +33,33 @@ def look_inside(recorder: Recorder, layer: list[bool]) -> dict[int, Inside]:
     for number, entry in list(entries.items()):
         if entry[0] == OP and entry[2] >= 0 and layer[entry[2]]:
             made[entry[2]].append(number)
-    return {call.index: _inside(entries, call, made.get(call.index, [])) for call in recorder.calls if layer[call.index]}
+    left = _left_behind(recorder, layer)
+    return {c.index: _inside(entries, c, left.get(c.index, []), made.get(c.index, [])) for c in recorder.calls if layer[c.index]}
 
 
-def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, made: list[int]) -> Inside:
+def _left_behind(recorder: Recorder, layer: list[bool]) -> dict[int, list[int]]:
+    """Per layer call, values made in it that something else reads though it did not return them."""
+    entries = recorder.tape.entries
+    found: defaultdict[int, list[int]] = defaultdict(list)
+
+    def read(value: int, reader: int) -> None:
+        kind, _, owner, *_ = entries[value]
+        if owner >= 0 and owner != reader and kind in (OP, MEMORY) and layer[owner]:
+            found[owner].append(value)
+
+    for kind, _, reader, parents, *_ in list(entries.values()):
+        if kind in (OP, MEMORY, CALL):
+            for edge in parents:
+                read(_plain(edge), reader)
+    for call in recorder.calls:
+        for *_, value in call.inputs:
+            read(value, call.index)
+    return found
+
+
+def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, left: list[int], made: list[int]) -> Inside:
     found = Inside()
-    starts = [_plain(entries[value][3][0]) for *_, value in call.outputs] or made  # without outputs: what it wrote
+    starts = [*(_plain(entries[value][3][0]) for *_, value in call.outputs), *left] or made
     seen: set[int] = set()
     stack = list(reversed(starts))
     while stack:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from gradlineage.errors import LineageError, NameNotFound
 from gradlineage.graph import Graph, ValueRecord
 from gradlineage.reach import Reach
+from gradlineage.steps import Way
 from gradlineage.values import Break, Call, Decision, Flow, Join, Link, Source
-from gradlineage.view import View, Way
+from gradlineage.view import View
 
 if TYPE_CHECKING:
     import os

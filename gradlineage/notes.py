@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-__all__ = ["CallNote", "ValueNote", "line_of", "looks", "own_parameters"]
+__all__ = ["CallNote", "ValueNote", "line_of", "looks", "own_parameters", "place"]
+
+_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
 #: What a tensor is called at the border (a name, or where it stands among the arguments), shape, dtype, device, value on the tape.
 ValueNote = tuple[Any, Any, Any, Any, int]
@@ -73,3 +76,20 @@ def line_of(code: Any, at: int) -> int:
         if start <= at < end and line is not None:
             return int(line)
     return int(code.co_firstlineno)
+
+
+def place(frame: Any, across_calls: bool = False) -> tuple[Any, int]:
+    """(code, instruction) of the first frame outside torch and this package.
+
+    (None, 0) within the forward of one of torch's own modules, where the call's own place says more, unless ``across_calls``.
+    """
+    for _ in range(64):
+        if frame is None:
+            break
+        code = frame.f_code
+        if not code.co_filename.startswith(_INSIDE):
+            return code, frame.f_lasti
+        if code.co_name == "_call_impl" and not across_calls:
+            break
+        frame = frame.f_back
+    return None, 0

@@ -47,8 +47,8 @@ class Reach:
         flows: defaultdict[int, set[int]] = defaultdict(set)
         for index in self.view.shown:
             if self.view.is_layer(index):
-                for value in (*self.view.graph.calls[index].inputs, *self.view.graph.calls[index].hidden):
-                    flows[value.node].add(index)
+                for node in (*(v.node for v in self.view.graph.calls[index].inputs), *self.view.hidden(index)):
+                    flows[node].add(index)
         for value in self.view.graph.outputs:
             flows[value.node].add(-1)
         return children, flows

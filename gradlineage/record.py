@@ -17,10 +17,11 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
-from gradlineage.notes import CallNote, line_of, looks, own_parameters
+from gradlineage.notes import CallNote, line_of, looks, own_parameters, place
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown, inner_tensors, place, takes_gradient
+from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown
+from gradlineage.tensors import inner_tensors, is_leaf, node_of, takes_gradient
 
 __all__ = ["Recorder"]
 
@@ -85,7 +86,6 @@ class Recorder:
         self._thread = threading.get_ident()
         self.first_sequence = _sequence()
         _open.append(self)
-
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
         self._handles.append(module_hooks.register_module_forward_pre_hook(self._global))
@@ -195,7 +195,7 @@ class Recorder:
                 self.tape.entries[leaf] = (LEAVES, "input", call.index, (), grad, None, 0, len(call.inputs), "", None)
             if from_call or len(outside) == 1:
                 return self.value(tensor)
-        node = tensor.grad_fn
+        node = node_of(tensor)
         if node is not None and (claim := self._claim(node, tensor.output_nr)) is not None:
             return claim
         value = self.tape.leaf("input", "", call.index, len(call.inputs), tensor.requires_grad)
@@ -255,7 +255,7 @@ class Recorder:
         value = tape.next()
         edge = inner if grad else ~inner
         tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, _sequence(), shared)
-        if self.shadow or (grad and tensor.grad_fn is None):
+        if self.shadow or (grad and node_of(tensor) is None):
             tape.know(tensor, value, fresh=not (shared or wrote))
         if base is not None and found is not None and not shared and not call.children and tape.entries[found[1]][0] != CALL:
             tape.know(base, value)  # made in here and handed out in parts: writes to these meet it again
@@ -296,19 +296,20 @@ class Recorder:
 
     def _touch(self, tensor: torch.Tensor, value: int) -> None:
         """Claim a value on the gradient plane too, for what only autograd sees."""
-        node = tensor.grad_fn
+        node = node_of(tensor)
         if node is None:
             return
         self.nodes.append(node)
         self.claims.setdefault((node, tensor.output_nr), []).append((_sequence(), value))
         base = tensor._base if tensor._is_view() else None
         entry = self.tape.entries[value]
-        if base is None or base.grad_fn is None or base.grad_fn is node or entry[0] != CALL:
+        below = node_of(base) if base is not None else None
+        if base is None or below is None or below is node or entry[0] != CALL:
             return
         # a 3-D Linear is a view of its addmm: an in-place write would go past the claim to the layer's own parameters
-        key = (base.grad_fn, base.output_nr)
-        if key not in self.claims and base.grad_fn._sequence_nr() >= self.calls[entry[2]].sequence:
-            self.nodes.append(base.grad_fn)
+        key = (below, base.output_nr)
+        if key not in self.claims and below._sequence_nr() >= self.calls[entry[2]].sequence:
+            self.nodes.append(below)
             self.claims[key] = [(_sequence(), value)]
 
     def _claim(self, node: Any, output: int) -> int | None:
@@ -352,7 +353,7 @@ class Recorder:
             edge = self.tape.edge(tensor)
             return edge if edge >= 0 else ~edge
         known = self.tape.known(tensor)
-        return self._identify(tensor) if known is None or tensor.grad_fn is not None else known[1]
+        return self._identify(tensor) if known is None or node_of(tensor) is not None else known[1]
 
     def _adopt(self, tensor: torch.Tensor) -> int:
         with _disable():
@@ -366,7 +367,7 @@ class Recorder:
         name = self.registry.name(tensor)
         if name is not None:
             return tape.leaf(*name, grad=tensor.requires_grad)
-        node = tensor.grad_fn
+        node = node_of(tensor)
         if node is not None:
             claim = self._claim(node, tensor.output_nr)
             if claim is not None:
@@ -377,7 +378,7 @@ class Recorder:
             self.nodes.append(node)
             return tape.gradient(tensor)
         base = tensor._base if tensor._is_view() else None
-        if base is not None:
+        if base is not None and (not self.shadow or tape.known(base) is not None or base.requires_grad or tape.seen_part(tensor)):
             return self._step("view", tape.value(base), tensor)
         shared = tape.sharing(tensor) if self.shadow else None
         if shared is not None:
@@ -395,5 +396,5 @@ class Recorder:
     def _step(self, name: str, parent: int, tensor: torch.Tensor) -> int:
         stack = self._stack()
         grad = tensor.requires_grad or (name != "alias" and self.tape.entries[parent][4])
-        edge = ~parent if not grad or (tensor.is_leaf and tensor.requires_grad) else parent
+        edge = ~parent if not grad or (tensor.requires_grad and is_leaf(tensor)) else parent
         return self.tape.step(name, (edge,), stack[-1].index if stack else -1, grad)

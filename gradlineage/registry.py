@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlineage.tape import LEAVES, Tape, storage_of
+from gradlineage.tape import LEAVES, Tape
+from gradlineage.tensors import is_leaf, storage_of
 
 __all__ = ["Keeper", "Registry"]
 
@@ -77,7 +78,7 @@ class Registry:
         for tensor in itertools.islice(items, _MOST):
             if not isinstance(tensor, torch.Tensor):
                 continue
-            if id(tensor) not in self._names and self.tape.known(tensor) is None and tensor.is_leaf:
+            if id(tensor) not in self._names and self.tape.known(tensor) is None and is_leaf(tensor):
                 self.tape.know(tensor, self.tape.leaf("constant", name, grad=tensor.requires_grad))
 
     def name(self, tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -87,7 +88,7 @@ class Registry:
 
     def name_since(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """The same for one that a module got during the pass."""
-        for path, module in self.modules() if tensor.is_leaf else ():
+        for path, module in self.modules() if is_leaf(tensor) else ():
             for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
                 for key, value in members.items():
                     if value is tensor:
@@ -119,7 +120,7 @@ class Keeper:
 
     def before_write(self, tensor: torch.Tensor) -> None:
         """Keep what lies in the memory that is about to be written."""
-        if not tensor.is_leaf:
+        if not is_leaf(tensor):
             return
         if is_lazy(tensor):  # it gets its first values: nothing to go back to
             self._lazy.add(id(tensor))

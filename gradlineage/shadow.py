@@ -15,8 +15,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradlineage.decisions import ReadNote, kind_of_read, plain_value
+from gradlineage.notes import place
 from gradlineage.tables import Facts, facts_of
-from gradlineage.tape import LEAVES, OP, Tape, Unknown, gather, place, takes_gradient
+from gradlineage.tape import LEAVES, OP, Tape, Unknown
+from gradlineage.tensors import gather, node_of, takes_gradient
 
 __all__ = ["ShadowMode"]
 
@@ -107,7 +109,7 @@ class ShadowMode(TorchFunctionMode):
         return result
 
     def _gradient(self, grad: Tensor | None) -> Tensor | None:
-        if grad is not None and self.tape.known(grad) is None and grad.grad_fn is None:
+        if grad is not None and self.tape.known(grad) is None and node_of(grad) is None:
             self.tape.know(grad, self.tape.leaf("unknown", Unknown.BACKWARD))
         return grad
 
@@ -135,8 +137,7 @@ class ShadowMode(TorchFunctionMode):
                 elif i == 0 and operands:
                     written.append(operands[0])
             if len(written) == 1:
-                kept, parents = self._prepare(facts, args, operands, written[0], parents)
-                whole = not kept
+                kept, parents, whole = self._prepare(facts, args, operands, written[0], parents)
             elif facts.overwrites:  # _foreach_copy_ and _foreach_zero_
                 parents, whole = parents[len(written) :], True
         elif isinstance(first, Tensor):
@@ -227,18 +228,20 @@ class ShadowMode(TorchFunctionMode):
 
     def _prepare(
         self, facts: Facts, args: Sequence[Any], operands: list[Tensor], target: Tensor, parents: list[int]
-    ) -> tuple[list[int], list[int]]:
-        """What an in-place write keeps of its target, and what it brings: nothing is kept where it covers the whole memory."""
+    ) -> tuple[list[int], list[int], bool]:
+        """What an in-place write keeps of its target, what it brings, and whether nothing is left of the whole memory."""
         rest = parents[1:] if facts.repoints or (operands and operands[0] is target) else parents
         covers = facts.overwrites or (facts.name == "setitem" and len(args) > 1 and _covers(target, args[1]))
         if facts.repoints or (covers and self.tape.covers(target)):
-            return [], rest
+            return [], rest, True
+        if covers and self.tape.alone(target):
+            return [], rest, False
         own, base = self.tape.value(target), self.tape.base_value(target)
         if covers:  # what lies around it in memory
             kept = [base]
         else:
-            kept = [own, base] if base != own and not self.tape.covers(target) else [own]
-        return [k if target.requires_grad else ~k for k in kept], rest
+            kept = [own, base] if base != own and not self.tape.covers(target) and not self.tape.alone(target) else [own]
+        return [k if target.requires_grad else ~k for k in kept], rest, False
 
     def _wrote(
         self, facts: Facts, written: list[Tensor], whole: bool, kept: list[int], parents: tuple[int, ...], before: int, after: int
@@ -249,9 +252,12 @@ class ShadowMode(TorchFunctionMode):
             if not self.stack and tape.is_registered(tensor):
                 continue  # an optimizer between calls: a parameter stays itself
             brought = parents[i::slots] if slots else parents
+            full = whole and (facts.repoints or tape.covers(tensor))
+            if not brought and not full and (facts.partial or facts.overwrites):
+                brought = (~tape.leaf("constant", facts.name),)  # a number
             if not torch.is_grad_enabled():
                 brought = tuple(b if b < 0 else ~b for b in brought)
-            old = None if whole or (tape.covers(tensor) and not facts.partial) else tape.held(tensor)
+            old = None if full or (tape.covers(tensor) and not facts.partial) else tape.held(tensor)
             number = self._entry(facts, (*kept, *brought), tensor.requires_grad, before, after, tensor)
             held = number
             if old is not None:
@@ -264,7 +270,7 @@ class ShadowMode(TorchFunctionMode):
             if facts.repoints:
                 tape.know(tensor, number)
             else:
-                tape.write(tensor, number, held, whole)
+                tape.write(tensor, number, held, full)
 
 
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))

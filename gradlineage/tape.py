@@ -7,33 +7,19 @@ bases, views and aliases see it. Numbers grow with time and are the clock as wel
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gradlineage.tables import REARRANGING
+from gradlineage.tensors import address_of, covers_storage, extent, inner_tensors, node_of, storage_of, takes_gradient, unwrapped
 
-__all__ = [
-    "CALL",
-    "GRADIENT",
-    "LEAVES",
-    "MEMORY",
-    "OP",
-    "Tape",
-    "Unknown",
-    "covers_storage",
-    "gather",
-    "inner_tensors",
-    "place",
-    "storage_of",
-]
+__all__ = ["CALL", "GRADIENT", "LEAVES", "MEMORY", "OP", "Tape", "Unknown"]
 
 Tensor = torch.Tensor
 _level = torch._C._functorch.maybe_current_level
-_INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_MOST_PIECES = 64  # of one memory; of more only the ends are known
 
 OP, CALL, GRADIENT, LEAVES, MEMORY = range(5)
 """Kinds of entries on the tape: an operation, a value as it left a call, a value that only autograd knows, an end of the search, and what
@@ -67,10 +53,9 @@ class Tape:
         self.entries: dict[int, tuple[Any, ...]] = {}
         self.next = itertools.count().__next__  # atomic under the interpreter lock, as is setting a key
         self.values: dict[int, tuple[Any, int, int, int]] = {}  # id(tensor) -> (weak reference, value, when, version then)
-        self.memory: dict[
-            int, tuple[Any, int, int]
-        ] = {}  # storage -> (weak reference, its first value, elements of the largest tensor seen)
-        self.stores: dict[int, tuple[int, int, int, Any]] = {}  # storage -> what was written, see `store`
+        # storage -> (weak reference, its first value, extents of what was seen of it, None where that is all)
+        self.memory: dict[int, tuple[Any, int, set[tuple[int, int]] | None]] = {}
+        self.stores: dict[int, tuple[Any, ...]] = {}  # storage -> what was written, see `store`
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
         self.reads: list[Any] = []  # where Python read a value
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
@@ -100,7 +85,7 @@ class Tape:
         try:
             self._remember(tensor, tensor.untyped_storage(), value, fresh)
         except (NotImplementedError, RuntimeError):  # a wrapper of functorch's: what it holds comes out as a new object
-            inner = _unwrapped(tensor)
+            inner = unwrapped(tensor)
             if storage_of(inner):
                 self._remember(inner, inner.untyped_storage(), value, False)
         if type(tensor) is not Tensor:
@@ -112,22 +97,54 @@ class Tape:
         address = storage._cdata
         found = self.memory.get(address)
         if found is None or found[0]() is None:
-            self.memory[address] = (weakref.ref(storage), value, tensor.numel())
-        elif fresh or tensor.numel() > found[2]:
-            self.memory[address] = (found[0], value if fresh else found[1], max(found[2], tensor.numel()))
+            self.memory[address] = (weakref.ref(storage), value, None if covers_storage(tensor) else {extent(tensor)[:2]})
+        elif fresh or found[2] is not None:
+            pieces = found[2]
+            if pieces is not None:
+                pieces = None if covers_storage(tensor) else pieces | {extent(tensor)[:2]}
+                if pieces is not None and len(pieces) > _MOST_PIECES:
+                    pieces = {(min(first for first, _ in pieces), max(last for _, last in pieces))}
+            now, before = self.entries[value], self.entries[found[1]]
+            again = (
+                now[0] == CALL and before[0] == CALL and now[2] == before[2]
+            )  # several outputs over one memory: the first port stands for it
+            self.memory[address] = (found[0], value if fresh and not again else found[1], pieces)
+
+    def _pieces(self, tensor: Tensor) -> set[tuple[int, int]] | None:
+        found = self.memory.get(storage_of(tensor))
+        return found[2] if found is not None and found[0]() is not None else None
 
     def covers(self, tensor: Tensor) -> bool:
         """Whether a tensor is all that is known of its memory."""
         if covers_storage(tensor):
             return True
-        found = self.memory.get(storage_of(tensor))
-        return found is not None and found[0]() is not None and tensor.numel() >= found[2]
+        pieces = self._pieces(tensor)
+        if pieces is None:
+            return False
+        first, last, dense = extent(tensor)
+        return dense and all(first <= f and last >= e for f, e in pieces)
+
+    def alone(self, tensor: Tensor) -> bool:
+        """Whether no larger tensor was seen around this one in its memory."""
+        pieces = self._pieces(tensor)
+        if pieces is None:
+            return False
+        first, last, dense = extent(tensor)
+        return dense and all(e <= first or f >= last or (first <= f and last >= e) for f, e in pieces)
+
+    def seen_part(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is new to us lies in what was seen of its memory, at least in part."""
+        pieces = self._pieces(tensor)
+        if pieces is None:
+            return True
+        first, last, _ = extent(tensor)
+        return any(first < e and last > f for f, e in pieces)
 
     def held(self, tensor: Tensor) -> int | None:
         """The value of the whole memory behind a tensor, if it was ever seen."""
         store = self.store(tensor)
         if store is not None:
-            return store[0]
+            return int(store[0])
         found = self.memory.get(storage_of(tensor))
         return found[1] if found is not None and found[0]() is not None else None
 
@@ -158,55 +175,62 @@ class Tape:
             return self._changed(tensor, found)
         return found[1]
 
-    def _written(self, tensor: Tensor, found: tuple[Any, int, int, int], store: tuple[int, int, int, Any]) -> int:
+    def _written(self, tensor: Tensor, found: tuple[Any, int, int, int], store: tuple[Any, ...]) -> int:
         """Someone wrote to the storage since: the last writer is the producer, beside the modules that had handed the tensor out."""
-        value, own = store[0], found[1]
-        if store[2] <= found[2]:
-            writer = self.entries[value]
+        value: int = store[0]
+        own: int = found[1]
+        if self._apart(tensor, store):
+            value = own
+        elif store[2] <= found[2]:
+            calls, parted = self._handed(own, value)
             # autograd knows nothing of a write to .data
-            unnoticed = tensor.requires_grad and self.entries[own][4] and not writer[4]
-            handed = own if unnoticed else self._handed(own, value)
-            if handed != value:
-                grad = tensor.requires_grad
-                value = self.part(writer[1], handed, (value if grad and not unnoticed else ~value,), writer[2], grad, writer[5:7], -1)
+            unnoticed = tensor.requires_grad and self.entries[own][4] and not self.entries[value][4]
+            old: int = own if unnoticed or not parted else value
+            for call in () if old == own else reversed(calls):  # what memory holds now, as it left each of them
+                entry = self.entries[call]
+                edge = old if self.entries[old][4] else ~old
+                old = self.next()
+                self.entries[old] = (*entry[:3], (edge,), *entry[4:])
+            if old != value:
+                writer, grad = self.entries[value], tensor.requires_grad
+                value = self.part(writer[1], old, (value if grad and not unnoticed else ~value,), writer[2], grad, writer[5:7], -1)
         self.values[id(tensor)] = (found[0], value, self.next(), tensor._version if found[3] >= 0 else -1)
         return value
 
-    def _handed(self, own: int, held: int) -> int:
-        """What memory holds now, as it left the calls by which a tensor over it had been handed out before it was written.
+    def _handed(self, own: int, held: int) -> tuple[list[int], bool]:
+        """The calls that handed a tensor out since it parted from what its memory held, the last one first, and whether it ever did.
 
-        ``own`` is the tensor's value then, ``held`` that of the memory now. The calls are those between ``own`` and the point at which it
-        parted from what the memory held.
+        ``own`` is the tensor's value before its memory was written, ``held`` what the memory holds now.
         """
+        line: set[int] = set()
         calls: list[int] = []
         at: int | None = own
+        low: int | None = held
         while at is not None:
-            entry = self.entries[at]
-            if entry[0] == CALL:
+            while low is not None and low >= at:
+                line.add(low)
+                low = self._first(low)
+            if at in line:
+                return calls, True
+            kind, _, _, parents, *_ = self.entries[at]
+            if kind == CALL:
                 calls.append(at)
-            elif entry[0] != MEMORY and not (entry[0] == OP and len(entry[3]) == 1 and entry[1] in REARRANGING):
+            elif kind != MEMORY and len(parents) > 1:
                 break
-            at = entry[3][0] if entry[3][0] >= 0 else ~entry[3][0]
-        if not any(self.entries[c][9] for c in calls):
-            return held
-        line = self._line(held, calls[-1])
-        for call in reversed([c for c in calls if c not in line]):
-            entry = self.entries[call]
-            number = self.next()
-            self.entries[number] = (*entry[:3], (held if self.entries[held][4] else ~held,), *entry[4:])
-            held = number
-        return held
+            at = self._first(at)
+        return calls, False
 
-    def _line(self, held: int, down_to: int) -> set[int]:
-        """The values that memory held one after the other, back to a point in time."""
-        found: set[int] = set()
-        while held >= down_to:
-            found.add(held)
-            parents = self.entries[held][3]
-            if not parents:
-                break
-            held = parents[0] if parents[0] >= 0 else ~parents[0]
-        return found
+    def _first(self, number: int) -> int | None:
+        """The first operand: of a write what was there before."""
+        parents = self.entries[number][3]
+        return None if not parents else parents[0] if parents[0] >= 0 else ~parents[0]
+
+    def _apart(self, tensor: Tensor, store: tuple[Any, ...]) -> bool:
+        """Whether a tensor lies aside of all that was written, in memory of which only pieces were seen: each from somewhere else."""
+        if self._pieces(tensor) is None:
+            return False
+        first, last, _ = extent(tensor)
+        return bool(last <= store[4] or first >= store[5])
 
     def _changed(self, tensor: Tensor, found: tuple[Any, int, int, int]) -> int:
         """The version counter says that something wrote to it which the mode did not see. A parameter stays itself."""
@@ -215,7 +239,7 @@ class Tape:
         harmless = self.harmless.get(storage_of(tensor))
         if harmless is not None and harmless[1] == tensor._version and harmless[0]() is not None:
             pass
-        elif tensor.grad_fn is not None:  # in-place by a custom Function or a script: autograd saw it
+        elif node_of(tensor) is not None:  # in-place by a custom Function or a script: autograd saw it
             value = self.gradient(tensor)
         elif entry[0] != LEAVES or entry[1] not in ("parameter", "buffer"):
             old = value if tensor.requires_grad else ~value
@@ -228,8 +252,8 @@ class Tape:
         value = self.value(tensor)
         if not takes_gradient(tensor):
             return ~value
-        if not self.entries[value][4] and value not in self.regained and tensor.grad_fn is not None:
-            self.regained[value] = tensor.grad_fn  # what a custom Function returned was computed without gradient
+        if not self.entries[value][4] and value not in self.regained and (node := node_of(tensor)) is not None:
+            self.regained[value] = node  # what a custom Function returned was computed without gradient
         return value
 
     def origins(self, value: int) -> tuple[bool, set[int]]:
@@ -270,7 +294,11 @@ class Tape:
         self.know(tensor, value)
         storage = storage_of(tensor)
         if storage in self.memory:
-            self.stores[storage] = (held, self.next(), held if whole else old[2] if old is not None else -1, self.memory[storage][0])
+            first, last = (0, -1) if self.memory[storage][2] is None else extent(tensor)[:2]
+            if old is not None:
+                first, last = min(first, old[4]), max(last, old[5])
+            since = held if whole else old[2] if old is not None else -1
+            self.stores[storage] = (held, self.next(), since, self.memory[storage][0], first, last)
             self.later(tensor)
 
     def later(self, tensor: Tensor) -> None:
@@ -285,8 +313,11 @@ class Tape:
         self.entries[number] = (MEMORY, name, call, (edge, *brought), grad, *where, 0, 0, own)
         return number
 
-    def store(self, tensor: Tensor) -> tuple[int, int, int, Any] | None:
-        """What was last written to the tensor's memory: (value, when, when last overwritten as a whole, weak reference to the storage)."""
+    def store(self, tensor: Tensor) -> tuple[Any, ...] | None:
+        """What was last written to the tensor's memory: (value, when, when last overwritten as a whole, weak reference to the storage, extent).
+
+        The extent is that of all writes so far: first byte and the one after the last.
+        """
         found = self.stores.get(storage_of(tensor))
         return found if found is not None and found[3]() is not None else None
 
@@ -294,12 +325,12 @@ class Tape:
         """What the memory of a tensor that is new to us holds: ``Parameter(t)``, what vmap hands back, numpy there and back."""
         held = self.held(tensor)
         if held is not None:
-            return held
+            return held if self.seen_part(tensor) else None
         storage = storage_of(tensor)
-        address = _address(tensor.untyped_storage()) if storage else 0
-        for number, (ref, value, _) in list(self.memory.items()) if address else ():
+        address = address_of(tensor.untyped_storage()) if storage else 0
+        for number, (ref, value, *_) in list(self.memory.items()) if address else ():
             other = ref()
-            if other is not None and _address(other) == address and other.device == tensor.device:
+            if other is not None and address_of(other) == address and other.device == tensor.device:
                 store = self.stores.get(number)
                 return store[0] if store is not None and store[3]() is not None else value
         return None
@@ -311,78 +342,3 @@ class Tape:
             return self.value(base)
         held = self.held(tensor)  # a view that torch does not call one (of .data, in inference mode), or of something from outside
         return self.value(tensor) if held is None or self.covers(tensor) else held
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Address of the tensor's storage object, 0 where it has none (sparse, functorch wrappers)."""
-    try:
-        address: int = tensor.untyped_storage()._cdata
-        return address
-    except (NotImplementedError, RuntimeError):
-        return 0
-
-
-def takes_gradient(tensor: Tensor) -> bool:
-    """``requires_grad``, also of what lies within functorch's wrappers."""
-    return tensor.requires_grad or (_level() is not None and _unwrapped(tensor).requires_grad)
-
-
-def _unwrapped(tensor: Tensor) -> Tensor:
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
-
-
-def inner_tensors(tensor: Tensor) -> list[Tensor]:
-    """The tensors that a wrapper subclass, such as ``DTensor`` or a jagged nested tensor, is made of."""
-    if not hasattr(type(tensor), "__tensor_flatten__"):
-        return []
-    names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
-    return [t for t in (getattr(tensor, name, None) for name in names) if isinstance(t, Tensor)]
-
-
-def covers_storage(tensor: Tensor) -> bool:
-    """Whether a tensor is all that its storage holds."""
-    try:
-        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):
-        return True
-
-
-def _address(storage: Any) -> int:
-    try:
-        return int(storage.data_ptr())
-    except RuntimeError:  # subclasses and fake tensors have a storage without memory
-        return 0
-
-
-def gather(value: Any, into: list[Tensor]) -> None:
-    """The tensors in an argument of a torch function, in order."""
-    if isinstance(value, Tensor):
-        into.append(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            gather(item, into)
-    elif isinstance(value, dict):
-        for item in value.values():
-            gather(item, into)
-    elif isinstance(value, slice):
-        gather((value.start, value.stop, value.step), into)
-
-
-def place(frame: Any, across_calls: bool = False) -> tuple[Any, int]:
-    """(code, instruction) of the first frame outside torch and this package.
-
-    (None, 0) within the forward of one of torch's own modules, where the call's own place says more, unless ``across_calls``.
-    """
-    for _ in range(64):
-        if frame is None:
-            break
-        code = frame.f_code
-        if not code.co_filename.startswith(_INSIDE):
-            return code, frame.f_lasti
-        if code.co_name == "_call_impl" and not across_calls:
-            break
-        frame = frame.f_back
-    return None, 0

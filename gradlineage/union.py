@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeVar
 
 from gradlineage.graph import CallRecord, Graph, Node, ValueRecord
 from gradlineage.lineage import Lineage
-from gradlineage.view import Reference, View
+from gradlineage.steps import Reference
+from gradlineage.view import View
 
 __all__ = ["unite"]
 
@@ -105,7 +106,7 @@ class _Union:
             call.inputs.add(record.inputs, (ways(view.references(v.node)) for v in record.inputs), count)
             call.outputs.add(record.outputs, (ways(view.references(v.node)) for v in record.outputs), count)
             if key.layer:
-                call.hidden.add(record.hidden, (ways(view.references(v.node)) for v in record.hidden), count)
+                call.hidden.add((), (ways(view.references(node)) for node in view.hidden(index)), count)
         last: _JoinKey | None = None
         for node, name in joins.items():
             if name not in self.joins:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gradlineage.graph import CallRecord, Node
-from gradlineage.view import Reference, Way
+from gradlineage.steps import Reference, Way
 
 if TYPE_CHECKING:
     from gradlineage.lineage import Lineage
@@ -160,7 +160,11 @@ class Call(_Handle):
     @property
     def inputs(self) -> tuple[Flow, ...]:
         """One `Flow` per tensor its forward received: positional, then keywords as passed, nested containers in order."""
-        return self._lineage._flows(self._record.inputs)
+        record, view = self._record, self._lineage._view
+        values = record.inputs
+        if not record.layer and view.graph.runs == 1:
+            values = tuple(v._replace(used=view.enclosed.used(self._index, v.node)) for v in values)
+        return self._lineage._flows(values)
 
     @property
     def outputs(self) -> tuple[Flow, ...]:
@@ -170,7 +174,8 @@ class Call(_Handle):
     @property
     def hidden(self) -> tuple[Flow, ...]:
         """What entered a layer by another door than its arguments: an attribute, generated weights, another module's parameters."""
-        return self._lineage._flows(self._record.hidden)
+        nodes = self._lineage._view.hidden(self._index)
+        return tuple(Flow(self._lineage, (node, -1), "", (), "", "", True) for node in nodes)
 
     def __repr__(self) -> str:
         return f"<Call {self.label} ({self.type}) at {self.where or 'unknown place'}>"

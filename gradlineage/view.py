@@ -11,64 +11,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cached_property
-from typing import NamedTuple
 
+from gradlineage.enclosed import Enclosed
 from gradlineage.graph import Graph
-from gradlineage.walk import CONSTANT, DATA, LEAF, OPERATION, PASS, Ways
+from gradlineage.steps import Chain, Outer, Reference, Way
+from gradlineage.walk import CONSTANT, DATA, EMPTY, LEAF, OPERATION, PASS, Ways
 
-__all__ = ["Reference", "View", "Way"]
+__all__ = ["View"]
 
-_ROLES = {"union": DATA, "input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT, "empty": CONSTANT}
-
-
-class Outer:
-    """The rest of a way that leaves a folded join or a union: the node of that, the node at which the way goes on, and the rest after that."""
-
-    __slots__ = ("at", "join", "length", "rest")
-
-    def __init__(self, join: int, at: int, rest: Outer | None, length: int) -> None:
-        self.join, self.at, self.rest, self.length = join, at, rest, length
-
-
-class Way:
-    """Names of the operations on a way, put together when asked: in a deep residual network every source has a long one."""
-
-    __slots__ = ("_chain", "_names", "_view")
-
-    def __init__(self, names: tuple[str, ...] | None, view: View | None = None, chain: Chain | None = None) -> None:
-        self._names, self._view, self._chain = names, view, chain
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        if self._names is None:
-            assert self._view is not None
-            found: list[str] = []
-            chain = self._chain
-            while chain is not None:
-                found += self._view.passed(chain.reference)
-                chain = chain.back
-            self._names, self._view, self._chain = tuple(found), None, None
-        return self._names
-
-    def __reduce__(self) -> tuple[type[Way], tuple[tuple[str, ...]]]:
-        return Way, (self.names,)
-
-
-class Chain(NamedTuple):
-    """The last step of a way to a source, and the steps nearer to the asker."""
-
-    reference: Reference
-    back: Chain | None
-
-
-class Reference(NamedTuple):
-    """One step back from a tensor: to ``atom``, along the way that ends in node ``at`` and, in a folded join, goes on as ``outer`` says."""
-
-    atom: int
-    differentiable: bool
-    at: int
-    outer: Outer | None
-    seen: int = 1  # in a union, how often it was seen
+_ROLES = {"union": DATA, "input": DATA, "unknown": DATA, "parameter": LEAF, "buffer": LEAF, "constant": CONSTANT, "empty": EMPTY}
 
 
 class View:
@@ -150,6 +101,10 @@ class View:
         call = self.graph.nodes[join].call
         return self.graph.calls[self.owner[call]].parent if call >= 0 and self.owner[call] >= 0 else call
 
+    def within(self, node: int) -> int:
+        """The layer call in which a node was made, -1 for none."""
+        return self._within[node]
+
     def of_layer(self, node: int) -> bool:
         """Whether a value was made in a layer call, which is its source for all outside of it."""
         return self._within[node] >= 0
@@ -186,9 +141,10 @@ class View:
         number = -1
         for index in self.shown:
             call = self.graph.calls[index]
-            for value in (*call.inputs, *(call.hidden if self.is_layer(index) else call.outputs)):
+            others = self.hidden(index) if self.is_layer(index) else [v.node for v in call.outputs]
+            for node in (*(v.node for v in call.inputs), *others):
                 number -= 1
-                yield number, value.node
+                yield number, node
         for value in self.graph.outputs:
             number -= 1
             yield number, value.node
@@ -266,12 +222,21 @@ class View:
                     rest = []
                     within = Outer(atom, node, outer, 1 + self.ways.length(node, atom) + (outer.length if outer is not None else 0))
                     parts += [(e, atom, flows and diff, within) for e in self.ways.parents[atom]]
-                elif self.ways.roles[atom] != CONSTANT:
+                elif self.ways.roles[atom] < CONSTANT:
                     rest += self._alternatives(Reference(atom, flows and diff, node, outer))
             parts += [tuple(rest)] if rest else []
             stack.extend(reversed(parts))
         self._operands[join] = found
         return found
+
+    @cached_property
+    def enclosed(self) -> Enclosed:
+        return Enclosed(self)
+
+    def hidden(self, call: int) -> list[int]:
+        """The nodes that entered a layer call by another door than its arguments."""
+        record = self.graph.calls[call]
+        return [v.node for v in record.hidden] if record.layer else list(self.enclosed.hidden.get(call, ()))
 
     @cached_property
     def cut(self) -> frozenset[int]:
@@ -288,9 +253,9 @@ class View:
         """All that enters a call or join, one step back."""
         if kind == "join":
             return tuple(r for operand in self.operands(index) for r in operand)
-        call = self.graph.calls[index]
-        hidden = call.hidden if self.is_layer(index) else ()
-        return tuple(r for value in (*call.inputs, *hidden) for r in self.references(value.node))
+        entering = [v.node for v in self.graph.calls[index].inputs]
+        entering += self.hidden(index) if self.is_layer(index) else []
+        return tuple(r for node in entering for r in self.references(node))
 
     def ops(self, reference: Reference, every: bool = False) -> tuple[str, ...]:
         """Names of the operations on the way, in running order; of the joins folded on it only those of another operation, or every one."""
@@ -338,8 +303,8 @@ class View:
                     stack.extend(r for operand in self.operands(atom) for r in operand if r.differentiable)
         chains = self._shortest(references)
         kept = list(order)
-        if any(self.ways.roles[a] != CONSTANT for a in kept):
-            kept = [a for a in kept if self.ways.roles[a] != CONSTANT]
+        if any(self.ways.roles[a] < CONSTANT for a in kept):
+            kept = [a for a in kept if self.ways.roles[a] < CONSTANT]
         return [(atom, Way(None, self, chains[atom]), atom in flowing) for atom in kept]
 
     def _shortest(self, references: tuple[Reference, ...]) -> dict[int, Chain]:

@@ -10,6 +10,7 @@ Roles
 ``DATA``       an origin: a layer call's output, a model input, something unknown. The walk ends there.
 ``LEAF``       a parameter or buffer: an origin, but one that never makes a join.
 ``CONSTANT``   as a leaf, and named only where nothing else feeds the tensor.
+``EMPTY``      as a constant, and named only where no constant does: memory before anyone wrote to it.
 
 An operation in which ways from two or more different origins meet is a *join* and becomes an origin itself; that is what keeps the
 answer small: every node is visited once, also where 2**60 ways run between two layers.
@@ -22,9 +23,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-__all__ = ["CONSTANT", "DATA", "LEAF", "OPERATION", "PASS", "Ways"]
+__all__ = ["CONSTANT", "DATA", "EMPTY", "LEAF", "OPERATION", "PASS", "Ways"]
 
-OPERATION, PASS, DATA, LEAF, CONSTANT = range(5)
+OPERATION, PASS, DATA, LEAF, CONSTANT, EMPTY = range(6)
 
 
 class Ways:
@@ -104,8 +105,10 @@ class Ways:
     def informative(self, node: int) -> tuple[int, ...]:
         """The node's parents without constants, or the first constant where there is nothing else."""
         parents = self.parents[node]
-        kept = tuple(e for e in parents if self.roles[self._fork[e if e >= 0 else ~e]] != CONSTANT)
-        return kept or parents[:1]
+        ends = [self.roles[self._fork[e if e >= 0 else ~e]] for e in parents]
+        if min(ends) >= CONSTANT:
+            return (parents[ends.index(min(ends))],)
+        return tuple(e for e, end in zip(parents, ends, strict=True) if end < CONSTANT)
 
     def atom(self, node: int) -> bool:
         """Whether ways end at this node: an origin, a leaf or a join."""
