@@ -12,22 +12,26 @@ from gradlineage.errors import FormatError, LineageError, NameNotFound, TraceErr
 from gradlineage.lineage import Break, Call, Decision, Flow, Join, Lineage, Link, Source
 
 if TYPE_CHECKING:
+    from gradlineage.compare import Difference, diff
+    from gradlineage.many import trace_many
+    from gradlineage.runs import Path, Runs
     from gradlineage.tracing import Recording, recording, trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "Break", "Call", "Decision", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Recording", "Source",
-    "TraceError", "UsageError", "recording", "trace",
+    "Break", "Call", "Decision", "Difference", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Path",
+    "Recording", "Runs", "Source", "TraceError", "UsageError", "diff", "recording", "trace", "trace_many",
 ]  # fmt: skip
 
-_LAZY = frozenset(("Recording", "recording", "trace"))
+_LAZY = {
+    **dict.fromkeys(("Recording", "recording", "trace"), "tracing"), "trace_many": "many", **dict.fromkeys(("Difference", "diff"), "compare"),
+    **dict.fromkeys(("Path", "Runs"), "runs"),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        module = importlib.import_module("gradlineage.tracing")
-        found = getattr(module, name)
-        globals().update({n: getattr(module, n) for n in _LAZY})
+        found = globals()[name] = getattr(importlib.import_module(f"gradlineage.{_LAZY[name]}"), name)
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -44,4 +44,4 @@ def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Line
             level.append(level[call.parent] + 1 if call.parent >= 0 else 0)
             if level[index] == depth and not call.layer:
                 chosen.add(index)
-    return Lineage(graph, lineage._view.outermost(chosen))
+    return Lineage(graph, lineage._view.outermost(chosen), lineage.rolled)

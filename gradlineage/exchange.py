@@ -58,7 +58,10 @@ def to_json(lineage: Lineage) -> str:
         "nodes": [_node_row(n) for n in graph.nodes],
     }
     inner = ",\n".join(_lines(key, found, "  ") for key, found in table.items())
-    parts = [f'"{key}": {json.dumps(value)}' for key, value in {"schema": SCHEMA, **facts, "collapsed": sorted(lineage._collapsed)}.items()]
+    parts = [
+        f'"{key}": {json.dumps(value)}'
+        for key, value in {"schema": SCHEMA, **facts, "collapsed": sorted(lineage._collapsed), "rolled": lineage.rolled}.items()
+    ]
     parts += [f'"table": {{\n{inner}\n}}', *(_lines(key, found) for key, found in rows.items())]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
@@ -256,6 +259,7 @@ _DECISION: _Fields = {
 }  # fmt: skip
 _DOCUMENT: _Fields = {
     "schema": _text, "model": _text, "runs": _count, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
+    "rolled": _flag,
     "table": lambda table: None, "bypassed": _each(_record(lambda name, calls: (name, calls), {"name": _text, "calls": _each(_number)})),
     "breaks": _each(_record(BreakRecord, _BREAK)), "decisions": _each(_record(DecisionRecord, _DECISION)), "outputs": _values,
     "calls": _each(_record(CallRecord, _CALL, {"seen"})),
@@ -272,7 +276,7 @@ def _lineage(document: Any) -> Lineage:
     graph = Graph(**{key: fields[key] for key in Graph._fields})
     _check_calls(graph, fields["collapsed"])
     _check_nodes(graph)
-    return Lineage(graph, fields["collapsed"])
+    return Lineage(graph, fields["collapsed"], fields["rolled"])
 
 
 def _among(numbers: Iterable[int], count: int, what: str, at: str) -> None:

@@ -26,13 +26,15 @@ __all__ = ["Break", "Call", "Decision", "Flow", "Join", "Lineage", "Link", "Sour
 class Lineage:
     """What fed each layer in one recording. Immutable; made by `gradlineage.trace`, `Recorder.lineage`, `collapse` or `load`."""
 
-    __slots__ = ("__dict__", "_collapsed", "_graph")
+    __slots__ = ("__dict__", "_collapsed", "_graph", "rolled")
     _graph: Graph
     _collapsed: frozenset[int]
+    rolled: bool
 
-    def __init__(self, graph: Graph, collapsed: Iterable[int] = ()) -> None:
+    def __init__(self, graph: Graph, collapsed: Iterable[int] = (), rolled: bool = False) -> None:
         object.__setattr__(self, "_graph", graph)
         object.__setattr__(self, "_collapsed", frozenset(collapsed))
+        object.__setattr__(self, "rolled", rolled)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Lineage is frozen: {name} cannot be set")
@@ -43,13 +45,13 @@ class Lineage:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Lineage):
             return NotImplemented
-        return self is other or (self._collapsed == other._collapsed and self._graph == other._graph)
+        return self is other or (self._collapsed == other._collapsed and self.rolled == other.rolled and self._graph == other._graph)
 
     def __hash__(self) -> int:
         return hash((self._graph.model, len(self._graph.nodes), len(self._graph.calls), self._collapsed))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lineage, (self._graph, self._collapsed)
+        return Lineage, (self._graph, self._collapsed, self.rolled)
 
     def __repr__(self) -> str:
         return f"<Lineage of {self.model}: {len(self.layers)} layer calls, {len(self.joins)} joins>"
@@ -261,6 +263,18 @@ class Lineage:
         from gradlineage.collapse import collapse
 
         return collapse(self, *patterns, depth=depth)
+
+    def roll(self) -> Lineage:
+        """The same with loops rolled up in every view: ``cell ×500``, ``hx ← cell[previous]``.
+
+        A loop is an exactly periodic run of calls within one container call, three times at least. What is irregular stays as it is. Queries
+        are the same as before: calls keep their numbers. See `gradlineage.views.loops`.
+        """
+        return Lineage(self._graph, self._collapsed, True)
+
+    def unroll(self) -> Lineage:
+        """What `roll` was called on."""
+        return Lineage(self._graph, self._collapsed)
 
     def to_table(self, **options: Any) -> str:
         """The table as text. Options as in `gradlineage.views.table.to_table`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["HIDDEN_WRITES", "REARRANGING", "SHAPE_ONLY", "Facts", "facts_of", "plain_name"]
+__all__ = ["HIDDEN_WRITES", "REARRANGING", "SHAPE_ONLY", "Facts", "facts_of", "plain_name", "share_of"]
 
 _BINARY = frozenset("add sub mul div truediv floordiv mod divmod pow matmul and or xor lshift rshift".split())
 
@@ -151,3 +151,9 @@ def facts_of(func: Any) -> Facts:
         if len(_known) < 10_000:  # functions made in a loop must not pile up
             _known[func] = found
     return found
+
+
+def share_of(part: int, whole: int) -> str:
+    """A part as a reader wants it: ``62 %``, ``0.3 %``."""
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.0f} %" if share >= 1 or not part else f"{share:.1g} %"

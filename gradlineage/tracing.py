@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +18,7 @@ from gradlineage.lineage import Lineage
 from gradlineage.notes import line_of
 from gradlineage.record import Recorder
 
-__all__ = ["Recording", "recording", "trace"]
+__all__ = ["Recording", "model_of", "preserved_random_state", "recording", "trace", "trace_once"]
 
 
 class _NeedsSaved(TraceError):
@@ -81,7 +81,10 @@ _switches = _Switches()
 class Recording:
     """What `recording` gives: open while the ``with`` block runs, ready to be asked during and after it."""
 
-    def __init__(self, models: Mapping[str, nn.Module], *, shadow: bool, drop_saved: bool, alias: bool, restore: bool) -> None:
+    def __init__(
+        self, models: Mapping[str, nn.Module], *, shadow: bool, drop_saved: bool, alias: bool, restore: bool, random: bool = True
+    ) -> None:
+        self._random = random  # whether restoring includes torch's random state
         self._recorder = Recorder(models, shadow=shadow, alias=alias, restore=restore)
         self._stack = contextlib.ExitStack()
         self._dropper = _Dropper() if drop_saved else None
@@ -98,7 +101,8 @@ class Recording:
             keeper = self._recorder.keeper
             if keeper is not None:
                 undo.callback(keeper.restore)
-                undo.enter_context(_random_state(self._recorder.registry.models))
+                if self._random:
+                    undo.enter_context(preserved_random_state(self._recorder.registry.models))
             undo.callback(self._recorder.stop)
             self._recorder.start()
             if self._dropper is not None:
@@ -172,7 +176,7 @@ def recording(
         >>> [s.label for s in rec.lineage(loss).outputs[0].sources]
         ['Linear']
     """
-    return Recording(_models(model, "recording"), shadow=shadow, drop_saved=drop_saved, alias=False, restore=restore)
+    return Recording(model_of(model, "recording"), shadow=shadow, drop_saved=drop_saved, alias=False, restore=restore)
 
 
 def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
@@ -193,15 +197,22 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
         >>> [source.label for source in gradlineage.trace(net, torch.ones(2, 3))["1"].inputs[0].sources]
         ['0']
     """
-    models = _models(model, "trace")
+    models = model_of(model, "trace")
+    with preserved_random_state(models):
+        return trace_once(models, args, kwargs)
+
+
+def trace_once(models: Mapping[str, nn.Module], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lineage:
+    """One traced pass of the one model, which leaves torch's random state as the pass does. See `trace`."""
     notes: list[str] = []
     drop = alias = True
+    random = _random_state(models)
     while True:
-        attempt = Recording(models, shadow=True, drop_saved=drop, alias=alias, restore=True)
+        attempt = Recording(models, shadow=True, drop_saved=drop, alias=alias, restore=True, random=False)
         error: Exception | None = None
         try:
             with attempt:
-                model(*args, **kwargs)
+                models[""](*args, **kwargs)
         except Exception as raised:
             error = raised
         try:
@@ -215,11 +226,12 @@ def trace(model: nn.Module, /, *args: Any, **kwargs: Any) -> Lineage:
                 raise error
             else:
                 return Lineage(freeze(attempt._recorder, None, notes))
+            _set_random_state(random)
         finally:
             attempt._recorder.release()
 
 
-def _models(model: object, who: str) -> dict[str, nn.Module]:
+def model_of(model: object, who: str) -> dict[str, nn.Module]:
     if isinstance(model, nn.Module):
         return {"": model}
     if isinstance(model, Mapping) and who == "recording":
@@ -232,19 +244,29 @@ def _models(model: object, who: str) -> dict[str, nn.Module]:
 
 
 @contextlib.contextmanager
-def _random_state(models: Mapping[str, nn.Module]) -> Iterator[None]:
+def preserved_random_state(models: Mapping[str, nn.Module]) -> Iterator[None]:
     """Put torch's random state back, on the CPU and on every CUDA device that holds a parameter or buffer."""
+    state = _random_state(models)
+    try:
+        yield
+    finally:
+        _set_random_state(state)
+
+
+def _random_state(models: Mapping[str, nn.Module]) -> dict[int, torch.Tensor]:
+    """Per CUDA device its random state, under -1 that of the CPU."""
     devices = set()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = {
             t.device.index for m in models.values() for t in (*nn.Module.parameters(m), *nn.Module.buffers(m)) if t.device.type == "cuda"
         }
         devices.add(torch.cuda.current_device())
-    cpu = torch.get_rng_state()
-    cuda = {d: torch.cuda.get_rng_state(d) for d in devices}
-    try:
-        yield
-    finally:
-        torch.set_rng_state(cpu)
-        for device, state in cuda.items():
-            torch.cuda.set_rng_state(state, device)
+    return {-1: torch.get_rng_state(), **{d: torch.cuda.get_rng_state(d) for d in devices}}
+
+
+def _set_random_state(state: Mapping[int, torch.Tensor]) -> None:
+    for device, value in state.items():
+        if device < 0:
+            torch.set_rng_state(value)
+        else:
+            torch.cuda.set_rng_state(value, device)

@@ -133,7 +133,7 @@ def test_any_graph_that_is_accepted_can_be_asked_everything(graph: Graph) -> Non
 
 def test_every_field_of_the_graph_is_in_the_schema() -> None:
     call, node = DOCUMENT["calls"][1], {key for row in DOCUMENT["nodes"] for key in row}
-    assert {*DOCUMENT} - {"schema", "collapsed", "table"} == {*Graph._fields}
+    assert {*DOCUMENT} - {"schema", "collapsed", "rolled", "table"} == {*Graph._fields}
     assert [*call, "seen"] == [*CallRecord._fields]  # left out where it is 1
     assert [*call["inputs"][0]] == [*ValueRecord._fields]
     assert [*DOCUMENT["breaks"][0]] == [*BreakRecord._fields]

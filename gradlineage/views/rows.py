@@ -65,7 +65,7 @@ class Row(NamedTuple):
         return (entry for tensor in self.inputs for entry in tensor.entries)
 
 
-def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, layer: str | None = None) -> list[Row]:
+def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, values: bool = True, layer: str | None = None) -> list[Row]:
     """Layer calls in the order in which they began; every join after what feeds it and the joins that ran before it, and before what it feeds.
 
     A decision stands after the layers that had begun before it.
@@ -73,7 +73,7 @@ def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, 
     Args:
         lineage: any lineage.
         joins: False for no rows of joins; entries are the nearest sources then.
-        decisions: rows for places where Python read a tensor's value.
+        decisions: rows for places where Python read a tensor's value; ``values``: with what it saw.
         layer: only rows whose path or label matches this pattern (``*`` crosses dots), or that lie in a container whose path does.
 
     Raises:
@@ -90,13 +90,13 @@ def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, 
     after = -1
     for number, join in enumerate(lineage.joins if joins else (), 1):
         operands = tuple(Incoming("", entries_of(f, True)) for f in join.inputs)
-        row = Row(join.label, join.label, "", tuple(f.shape for f in join.outputs), operands)
+        row = Row(join.label, join.label, "", tuple(f.shape for f in join.outputs), operands, seen=join.count)
         after = max((after, *(rank[e.key][0] for e in row.entries if e.key in rank)))
         rank[row.key] = after, number
         rows.append(row)
     rows.sort(key=lambda row: rank[row.key])
     rows = rows if layer is None else _matching(lineage, rows, layer)
-    return _with_decisions(lineage, rows, joins) if decisions else rows
+    return _with_decisions(lineage, rows, joins, values) if decisions else rows
 
 
 def entries_of(flow: Flow, joins: bool) -> tuple[Entry, ...]:
@@ -118,7 +118,7 @@ def entries_of(flow: Flow, joins: bool) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool) -> list[Row]:
+def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool, values: bool) -> list[Row]:
     """The rows, with decisions between them: after the last layer that had begun, and the joins in between that had run."""
     graph, order = lineage._graph, {j.label: j._node.order for j in lineage.joins}
     began = {f"{c.path}[{c.nth}]": c._index for c in lineage.layers}
@@ -129,12 +129,12 @@ def _with_decisions(lineage: Lineage, rows: list[Row], joins: bool) -> list[Row]
     for row in rows:
         while record is not None and (began[row.key] > record.after if row.key in began else order[row.key] > record.order):
             if record.call in shown or record.call < 0:
-                found.append(_decision_row(lineage, record, joins))
+                found.append(_decision_row(lineage, record, joins, values))
             record = next(records, None)
         found.append(row)
     while record is not None:
         if record.call in shown or record.call < 0:
-            found.append(_decision_row(lineage, record, joins))
+            found.append(_decision_row(lineage, record, joins, values))
         record = next(records, None)
     runs = [(row, len(list(run))) for row, run in itertools.groupby(found)]
     return [row._replace(times=times) if times > 1 else row for row, times in runs]
@@ -146,8 +146,10 @@ def _above(lineage: Lineage, call: int) -> Iterator[int]:
         call = lineage._graph.calls[call].parent
 
 
-def _decision_row(lineage: Lineage, record: DecisionRecord, joins: bool) -> Row:
-    value = "" if record.value is None else f" is {record.value:.4g}" if type(record.value) is float else f" is {record.value}"
+def _decision_row(lineage: Lineage, record: DecisionRecord, joins: bool, values: bool) -> Row:
+    value = (
+        "" if record.value is None or not values else f" is {record.value:.4g}" if type(record.value) is float else f" is {record.value}"
+    )
     entries: dict[Entry, None] = {}
     for node, ops in zip(record.nodes, record.ops, strict=True):
         for entry in entries_of(Flow(lineage, (node, -1), "", None, "", "", True), joins):

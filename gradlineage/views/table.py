@@ -7,12 +7,15 @@ import itertools
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len
 
-from gradlineage.lineage import Flow, Lineage
-from gradlineage.tables import REARRANGING
+from gradlineage.lineage import Call, Flow, Lineage
+from gradlineage.tables import REARRANGING, share_of
+from gradlineage.views.loops import containers_of, roll
+from gradlineage.views.reading import Line, Reading
 from gradlineage.views.rows import Entry, Row, entries_of, make_rows
 
 __all__ = ["to_table"]
@@ -23,7 +26,7 @@ _NARROWEST = 30  # of the last column; with less room it stands below the others
 _RUN = 4  # from so many on, entries that differ by a running number are folded
 _STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m"}
 
-_Words = Callable[[Iterable[Entry]], str]
+_Words = Callable[..., str]  # of entries, and of how often their row was seen
 
 
 def to_table(
@@ -33,6 +36,7 @@ def to_table(
     decisions: bool = False,
     rearranging: bool = False,
     full: bool = False,
+    rolled: bool | None = None,
     width: int | None = None,
     layer: str | None = None,
     color: bool = False,
@@ -40,7 +44,8 @@ def to_table(
     """A table with one row a layer call and, indented, one a join; below it what is returned, totals, notes and what stayed unknown.
 
     An entry reads against the running order, the operation nearest to the row first: ``relu ← bn1``. Parameters and buffers stand in
-    brackets. ``⇠`` in place of the arrow: no gradient flows back on that way, because something in the model stops it.
+    brackets. ``⇠`` in place of the arrow: no gradient flows back on that way, because something in the model stops it. In a union a call
+    that not all passes had is followed by its share of them, as is an edge that not all passes with its call had.
 
     Args:
         lineage: any lineage.
@@ -48,6 +53,7 @@ def to_table(
         decisions: a section of their own below the table for the places where Python read a tensor's value, instead of notes within it.
         rearranging: also name operations that only move values about (``view``, ``permute``, ``getitem``).
         full: no folding of long regular lists such as ``experts.{0–499}``.
+        rolled: one row for each call of a loop's body, ``cell ×500``; by default as `Lineage.rolled` says.
         width: columns of text; by default those of the terminal, and 120 where there is none. Names are never cut, so a line may be longer.
         layer: only rows that match this pattern or lie in a container that does, as in `make_rows`.
         color: with ANSI escapes for a terminal.
@@ -72,21 +78,27 @@ def to_table(
         width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 120
     hidden = frozenset() if rearranging else REARRANGING
 
-    def words(entries: Iterable[Entry]) -> str:
-        texts = [_entry(e, _alike((op for op in reversed(e.ops) if op not in hidden), full)) for e in entries]
+    def words(entries: Iterable[Entry], seen: int = lineage.runs) -> str:
+        texts = [
+            _entry(e, _alike((op for op in reversed(e.ops) if op not in hidden), full))
+            + (_share(e.seen, lineage.runs) if e.seen != seen else "")
+            for e in entries
+        ]
         return ", ".join(texts if full else _fold(texts)) or "-"
 
-    rows = make_rows(lineage, joins=joins, decisions=not decisions, layer=layer)
-    cells = [(_title(r), _alike(map(_shape, r.shapes), full) or ["-" if r.key else ""], _count(r), _connected(r, words)) for r in rows]
-    body = _lay_out(cells, width)
+    rolled = lineage.rolled if rolled is None else rolled
+    rows = make_rows(lineage, joins=joins, decisions=not decisions, values=not rolled, layer=layer)
+    reading = Reading(roll(rows, containers_of(lineage, rows)) if rolled else rows)
+    body = _lay_out([_cells(line, words, full, lineage.runs) for line in reading.lines], width)
     rule = "─" * min(width, max(_size(line) for _, line in body))
     heads = sum(number < 0 for number, _ in body)
-    styles = ["bold" if number < 0 else "" if rows[number].type else "dim" for number, _ in body] if color else [""] * len(body)
+    typed = [line.row is not None and line.row.type != "" for line in reading.lines]
+    styles = ["bold" if number < 0 else "" if typed[number] else "dim" for number, _ in body] if color else [""] * len(body)
     lines = [_paint(line.rstrip(), style) for (_, line), style in zip(body, styles, strict=True)]
     inputs = _alike((f"{f.name}: {_shape(f.shape)} {f.dtype}" for f in lineage.inputs), full)
     above = _fill(f"{lineage.model}({'; '.join(inputs)})", width, ("; ", " "))
     rows = [row for row in rows if row.key]
-    told = itertools.chain(_below(lineage, rows, joins, words), _decisions(lineage, hidden) if decisions else ())
+    told = itertools.chain(_below(lineage, rows, joins, words, reading), _decisions(lineage, hidden) if decisions else ())
     below = (part for line in told for part in _fill(line, width, ("[;,] ", " ")))
     return "\n".join(line.rstrip() for line in (*above, *lines[:heads], rule, *lines[heads:], rule, *below))
 
@@ -114,7 +126,7 @@ def _connected(row: Row, words: _Words) -> str:
     unnamed = sum(name != "hidden" for name, _ in groups) < 2
     alike: dict[str, list[str]] = {}
     for (name, used), entries in groups.items():
-        alike.setdefault(words(entries) + ("" if used else " (unused)"), []).append("" if unnamed and name != "hidden" else name)
+        alike.setdefault(words(entries, row.seen) + ("" if used else " (unused)"), []).append("" if unnamed and name != "hidden" else name)
     return "; ".join(f"{'/'.join(names)}: {text}".removeprefix(": ") for text, names in alike.items()) or "-"
 
 
@@ -123,11 +135,24 @@ def _argument(name: str) -> str:
     return re.sub(r"(\[\d+\])+$", "", name)
 
 
-def _title(row: Row) -> str:
+def _cells(line: Line, words: _Words, full: bool, runs: int) -> tuple[str, list[str], str, str]:
+    row, indent = line.row, _GAP * line.depth
+    if row is None:
+        return f"{indent}⟲ ×{line.times}", [""], "", ""
+    shapes = _alike(map(_shape, row.shapes), full) or ["-" if row.key else ""]
+    return indent + _title(row, row.times * line.times) + _share(row.seen, runs), shapes, _count(row), _connected(row, words)
+
+
+def _title(row: Row, times: int) -> str:
+    label = _clean(row.label) + (f" ×{times}" if times > 1 else "")
     if not row.type:
-        return _GAP + _clean(row.label) + (f" ×{row.times}" if row.times > 1 else "")
+        return _GAP + label
     named = row.label.startswith("<") or row.label.split("[")[0] == row.type
-    return _clean(row.label) + ("" if named else f" ({row.type})") + (" (raised)" if row.failed else "")
+    return label + ("" if named else f" ({row.type})") + (" (raised)" if row.failed else "")
+
+
+def _share(seen: int, runs: int) -> str:
+    return "" if seen in (0, runs) else f" {share_of(seen, runs)}"
 
 
 def _count(row: Row) -> str:
@@ -138,7 +163,7 @@ def _shape(shape: tuple[int | str, ...] | None) -> str:
     return "?" if shape is None else f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
-def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words) -> Iterable[str]:
+def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words, reading: Reading) -> Iterable[str]:
     """What stands under the table, a line each."""
     unknown = [e for row in rows for e in row.entries if e.kind == "unknown"]
     returned = []
@@ -146,13 +171,15 @@ def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words) ->
         flows: list[Flow] = list(run)
         entries = [e for flow in flows for e in entries_of(flow, joins)]
         unknown += [e for e in entries if e.kind == "unknown"]
-        returned.append(f"{name} {shape}{f' ×{len(flows)}' if len(flows) > 1 else ''} ← {words(entries)}".lstrip())
+        returned.append(f"{name} {shape}{f' ×{len(flows)}' if len(flows) > 1 else ''} ← {words(reading.entries(entries))}".lstrip())
     if returned:
         yield f"Returns {'; '.join(returned)}"
     calls, total, (elements, trainable) = lineage.layers, len(lineage.joins), lineage.parameters
     paths = len({call.path for call in calls})
     training = "" if not elements else ", all trainable" if trainable == elements else f", {trainable:,} trainable"
     yield f"{_number(paths, 'layer')} in {_number(len(calls), 'call')}, {_number(total, 'join')}; {_number(elements, 'parameter')}{training}"
+    if lineage.runs > 1:
+        yield f"The union of {lineage.runs:,} passes{_ranges(calls, lineage.runs)}"
     if len(rows) != (everything := len(calls) + total * joins):
         yield f"{len(rows):,} of {everything:,} rows shown"
     if stops := dict.fromkeys(f"{b.op} at {b.where}" if b.where else b.op for b in lineage.breaks if b.after):
@@ -161,6 +188,13 @@ def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words) ->
         reasons = "; ".join(dict.fromkeys(e.reason.rstrip(".") for e in unknown if e.reason))
         yield f"{_number(len(unknown), 'unknown source')}: {reasons or 'no reason known'}"
     yield from lineage.notes
+
+
+def _ranges(calls: Iterable[Call], runs: int) -> str:
+    """How often an input called a layer, where that differs or is more than once: ``cell ×3–17``."""
+    most, least = Counter(c.path for c in calls), Counter(c.path for c in calls if c.count == runs)
+    spans = [f"{path} ×{least[path]}–{high}" if least[path] != high else f"{path} ×{high}" for path, high in most.items() if high > 1]
+    return f"; calls per input: {', '.join(spans)}" if spans else ""
 
 
 def _decisions(lineage: Lineage, hidden: frozenset[str]) -> Iterable[str]:

@@ -1,0 +1,125 @@
+"""`trace_many`: one model, many inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
+
+from gradlineage.errors import LineageError
+from gradlineage.runs import Runs
+from gradlineage.tracing import model_of, preserved_random_state, trace_once
+
+__all__ = ["trace_many"]
+
+_AT_ONCE = 64  # passes that are merged in one go
+
+
+def trace_many(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    prepare: Callable[[Any], Any] | None = None,
+    max_paths: int = 100,
+    start: int = 0,
+    step: int = 1,
+    progress: bool | None = None,
+) -> Runs:
+    """Trace a model once per input and keep what differs: which paths were taken, how often, what decided.
+
+    Args:
+        model: as for `gradlineage.trace`; each pass leaves it as it was.
+        batches: any iterable, a ``DataLoader`` too. A tensor is ``model(x)``, a tuple or list ``model(*b)``, a mapping ``model(**b)``.
+        prepare: turns what the iterable gives into one of these, such as ``lambda batch: batch[0].cuda()``.
+        max_paths: so many lineages are kept, those of the paths seen first; counts go on beyond.
+        start, step: the first input's number and the distance to the next, for parts of a data set that are traced elsewhere.
+        progress: a bar on standard error; by default if that is a terminal.
+
+    Raises:
+        LineageError: nothing to iterate over, or a batch that is none of these. What the model raises comes through, with the number of the input.
+
+    Example:
+        >>> import torch, gradlineage
+        >>> class Gate(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return x.relu() if x.sum() > 0 else x.tanh()
+        >>> runs = gradlineage.trace_many(Gate(), [torch.ones(2), -torch.ones(2), torch.ones(3)])
+        >>> [(path.count, path.examples) for path in runs.paths]
+        [(2, (0, 2)), (1, (1,))]
+    """
+    models = model_of(model, "trace_many")
+    for name, value, least in (("max_paths", max_paths, 0), ("start", start, 0), ("step", step, 1)):
+        if not isinstance(value, int) or value < least:
+            raise LineageError(f"trace_many({name}={value!r}): expected a whole number from {least} on")
+    if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping | torch.Tensor):
+        raise LineageError(
+            f"trace_many(): batches is a {type(batches).__name__}, expected an iterable of inputs: a list of tensors, a DataLoader"
+        )
+    modules = _modules(model)
+    runs = Runs(type(model).__name__, modules, {}, {}, {}, max_paths)
+    pending: list[Runs] = []
+    with preserved_random_state(models):  # as a whole: each pass draws what follows
+        for number, batch in enumerate(_shown(batches, progress)):
+            at = start + number * step
+            try:
+                args, kwargs = _arguments(batch if prepare is None else prepare(batch), at)
+                lineage = trace_once(models, args, kwargs)
+            except Exception as error:
+                error.add_note(f"while tracing input {at} of trace_many()")
+                raise
+            pending.append(Runs.of(lineage, at, modules, max_paths))
+            if len(pending) == _AT_ONCE:
+                runs, pending = runs.merge(*pending), []
+    return runs.merge(*pending)
+
+
+def _arguments(batch: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, torch.Tensor):
+        return (batch,), {}
+    if isinstance(batch, Mapping) and all(isinstance(key, str) for key in batch):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    raise LineageError(
+        f"trace_many(): input {number} is a {type(batch).__name__}; expected a tensor, a tuple or list of arguments or a mapping of keywords; "
+        "turn it into one with prepare="
+    )
+
+
+def _modules(model: nn.Module) -> list[tuple[str, str]]:
+    """(path, class) of every module that can be called."""
+    hidden: set[int] = set()
+    found = []
+    for path, module in nn.Module.named_modules(model):
+        if isinstance(module, ParametrizationList | torch.jit.ScriptModule):
+            hidden.update(id(m) for m in nn.Module.modules(module) if m is not module or isinstance(m, ParametrizationList))
+        if id(module) not in hidden and (isinstance(module, torch.jit.ScriptModule) or type(module).forward is not nn.Module.forward):
+            found.append((path, type(module).__name__))
+    return found
+
+
+@contextlib.contextmanager
+def _bar(total: int | None) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("tracing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("tracing", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _shown(batches: Iterable[Any], progress: bool | None) -> Iterator[Any]:
+    if not (sys.stderr.isatty() if progress is None else progress):
+        yield from batches
+        return
+    total = len(batches) if isinstance(batches, Sized) else None
+    with _bar(total) as advance:
+        for batch in batches:
+            yield batch
+            advance()
