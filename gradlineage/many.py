@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,7 +15,9 @@ from gradlineage.errors import LineageError
 from gradlineage.runs import Runs
 from gradlineage.tracing import model_of, preserved_random_state, trace_once
 
-__all__ = ["trace_many"]
+__all__ = ["trace_calls", "trace_many", "with_progress"]
+
+_T = TypeVar("_T")
 
 _AT_ONCE = 64  # passes that are merged in one go
 
@@ -52,7 +54,7 @@ def trace_many(
         >>> [(path.count, path.examples) for path in runs.paths]
         [(2, (0, 2)), (1, (1,))]
     """
-    models = model_of(model, "trace_many")
+    model_of(model, "trace_many")
     for name, value, least in (("max_paths", max_paths, 0), ("start", start, 0), ("step", step, 1)):
         if not isinstance(value, int) or value < least:
             raise LineageError(f"trace_many({name}={value!r}): expected a whole number from {least} on")
@@ -60,21 +62,33 @@ def trace_many(
         raise LineageError(
             f"trace_many(): batches is a {type(batches).__name__}, expected an iterable of inputs: a list of tensors, a DataLoader"
         )
+    total = len(batches) if isinstance(batches, Sized) else None
+    bound = (
+        _arguments(batch if prepare is None else prepare(batch), number)
+        for number, batch in enumerate(with_progress(batches, total, progress))
+    )
+    return trace_calls(model, bound, max_paths=max_paths, start=start, step=step)
+
+
+def trace_calls(
+    model: nn.Module, calls: Iterable[tuple[Sequence[Any], Mapping[str, Any]]], *, max_paths: int = 100, start: int = 0, step: int = 1
+) -> Runs:
+    """`trace_many` for inputs that are positional and keyword arguments each."""
+    models = {"": model}
     modules = _modules(model)
     runs = Runs(type(model).__name__, modules, {}, {}, {}, max_paths)
     pending: list[Runs] = []
+    number = start
     with preserved_random_state(models):  # as a whole: each pass draws what follows
-        for number, batch in enumerate(_shown(batches, progress)):
-            at = start + number * step
-            try:
-                args, kwargs = _arguments(batch if prepare is None else prepare(batch), at)
-                lineage = trace_once(models, args, kwargs)
-            except Exception as error:
-                error.add_note(f"while tracing input {at} of trace_many()")
-                raise
-            pending.append(Runs.of(lineage, at, modules, max_paths))
-            if len(pending) == _AT_ONCE:
-                runs, pending = runs.merge(*pending), []
+        try:
+            for args, kwargs in calls:
+                pending.append(Runs.of(trace_once(models, args, kwargs), number, modules, max_paths))
+                number += step
+                if len(pending) == _AT_ONCE:
+                    runs, pending = runs.merge(*pending), []
+        except Exception as error:
+            error.add_note(f"while tracing input {number} of many")
+            raise
     return runs.merge(*pending)
 
 
@@ -86,7 +100,7 @@ def _arguments(batch: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any]
     if isinstance(batch, tuple | list):
         return tuple(batch), {}
     raise LineageError(
-        f"trace_many(): input {number} is a {type(batch).__name__}; expected a tensor, a tuple or list of arguments or a mapping of keywords; "
+        f"trace_many(): item {number} is a {type(batch).__name__}; expected a tensor, a tuple or list of arguments or a mapping of keywords; "
         "turn it into one with prepare="
     )
 
@@ -114,11 +128,11 @@ def _bar(total: int | None) -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _shown(batches: Iterable[Any], progress: bool | None) -> Iterator[Any]:
-    if not (sys.stderr.isatty() if progress is None else progress):
+def with_progress(batches: Iterable[_T], total: int | None, shown: bool | None = None) -> Iterator[_T]:
+    """The same, with a bar on standard error; by default where that is a terminal."""
+    if not (sys.stderr.isatty() if shown is None else shown):
         yield from batches
         return
-    total = len(batches) if isinstance(batches, Sized) else None
     with _bar(total) as advance:
         for batch in batches:
             yield batch

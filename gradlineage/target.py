@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["InputSpec", "build", "check_call", "find", "make_inputs", "parse_input", "parse_settings", "parse_target"]
+__all__ = ["InputSpec", "build", "check_call", "find", "make_inputs", "parse_input", "parse_settings", "parse_target", "read_batches"]
 
 _DTYPES = "float16 bfloat16 float32 float64 complex64 complex128 uint8 int8 int16 int32 int64 bool".split()
 _INPUT = re.compile(
@@ -203,6 +203,44 @@ def _read(file: str, device: torch.device) -> Any:
     ):
         raise UsageError(f"--input @{file} holds a {type(value).__name__}; {expected}")
     return value
+
+
+def read_batches(path: Path, model: nn.Module, device: str | None) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Positional and keyword arguments of each of many inputs.
+
+    Args:
+        path: a folder of files that ``torch.save`` wrote, one input each, taken in the order of their names; or one such file with a list of
+            inputs, or with a tensor whose first dimension numbers them. An input is a tensor, a list or tuple by position or a dict by name.
+        model, device: as for `make_inputs`.
+
+    Raises:
+        UsageError: no such path, nothing in it, or something else in it.
+    """
+    import torch
+
+    place = _device(device) if device else next((p.device for p in model.parameters()), torch.device("cpu"))
+    expected = "expected a folder of files that torch.save wrote, or one with a list of inputs or a tensor"
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+        if not files:
+            raise UsageError(f"--inputs {path}: the folder is empty; {expected}")
+        batches: Iterable[Any] = (_read(str(file), place) for file in files)
+    else:
+        found = _read(str(path), place)
+        if isinstance(found, dict):
+            raise UsageError(f"--inputs {path} holds one dict; {expected}")
+        batches = torch.split(found, 1) if isinstance(found, torch.Tensor) else found
+    for batch in batches:
+        if isinstance(batch, dict):
+            yield [], batch
+        elif isinstance(batch, list | tuple):
+            yield list(batch), {}
+        elif isinstance(batch, torch.Tensor):
+            yield [batch], {}
+        else:
+            raise UsageError(
+                f"--inputs {path}: an input is a {type(batch).__name__}; expected a tensor, a list or tuple, or a dict by name"
+            )
 
 
 def check_call(model: nn.Module, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

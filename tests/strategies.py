@@ -396,6 +396,8 @@ class Simulation:
                 tensor.content[g] = Content(found.must, found.may | everything) if apart and not (whole and drops) else found
                 if whole:  # what it holds now is all the writer's, but for those who handed it out since they parted
                     tensor.through[g] = () if drops else _beyond(tensor.through[g], line)
+                elif tensor is target and drops and not part:
+                    tensor.through[g] = ()  # nothing is left of what was handed out
         self.clock += 1
         self.written[id(target.memory)] = self.clock
 

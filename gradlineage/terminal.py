@@ -1,0 +1,89 @@
+"""What the command says and to whom: results to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from gradlineage.errors import LineageError, UsageError
+from gradlineage.exchange import write_text
+
+__all__ = ["UserError", "complain", "report", "users", "write"]
+
+_FRAMES = 5
+_PLAIN = str.maketrans({"←": "<-", "⇠": "<~", "–": "-", "─": "-", "×": "x", "…": "...", "→": "->", "⟲": "loop"})
+
+
+class UserError(Exception):
+    """Code of the user's raised while the command did ``args[0]``; the error itself is the cause."""
+
+
+@contextlib.contextmanager
+def users(what: str) -> Iterator[None]:
+    """Around code of the user's: what it prints goes to standard error, what it raises is told from our own errors."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            stack.enter_context(Console(stderr=True).status(f"{what} …"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.showwarning = _warn
+        try:
+            yield
+        except LineageError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise UserError(what) from error
+
+
+def _warn(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None) -> None:
+    print(f"{category.__name__} at {filename}:{lineno}: {message}", file=sys.stderr)
+
+
+def report(failure: UserError) -> int:
+    """The end of the user's own traceback: neither our frames nor those in which torch only hands on."""
+    error = failure.__cause__
+    assert error is not None
+    trail = traceback.TracebackException.from_exception(error)
+    here: traceback.TracebackException | None = trail
+    while here is not None:
+        theirs = [frame for frame in here.stack if _is_users(frame)] or list(here.stack)  # none is theirs: the fault is ours
+        here.stack = traceback.StackSummary.from_list(theirs[-_FRAMES:])
+        here = here.__cause__ or here.__context__
+    print("".join(trail.format()), end="", file=sys.stderr)
+    return complain(f"{failure.args[0]} raised {type(error).__name__}, see above", 1)
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    return not frame.filename.startswith((os.path.dirname(__file__), "<frozen")) and not frame.name.endswith("_call_impl")
+
+
+def complain(message: object, status: int) -> int:
+    print("\n".join((f"gradlineage: {message}", *getattr(message, "__notes__", ()))), file=sys.stderr)
+    return status
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------------------
+
+
+def write(text: str, output: str | None) -> None:
+    text = text.rstrip("\n") + "\n"
+    if output is None:
+        encoding = sys.stdout.encoding or "utf-8"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            text = text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        write_text(text, output)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; expected the name of a file, as in -o net.txt") from None
