@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from gradlineage.errors import FormatError, LineageError
-from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ValueRecord
+from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ParameterRecord, ValueRecord, WriteRecord
 from gradlineage.lineage import Flow, Lineage
 
 __all__ = ["from_json", "load", "save", "to_json", "write_text"]
@@ -53,6 +53,10 @@ def to_json(lineage: Lineage) -> str:
         "bypassed": [{"name": name, "calls": calls} for name, calls in graph.bypassed],
         "breaks": [b._asdict() for b in graph.breaks],
         "decisions": [d._asdict() for d in graph.decisions],
+        "modules": graph.modules,
+        "registered": [p._asdict() for p in graph.registered],
+        "writes": [w._asdict() for w in graph.writes],
+        "direct": graph.direct,
         "outputs": [v._asdict() for v in graph.outputs],
         "calls": [_call_row(c) for c in graph.calls],
         "nodes": [_node_row(n) for n in graph.nodes],
@@ -163,6 +167,10 @@ class _Fault(Exception):
         self.fact, self.at = fact, at
 
 
+def _fail(fact: str) -> Any:
+    raise _Fault(fact)
+
+
 class _Twice(dict[str, Any]):
     """An object with a key that came twice."""
 
@@ -242,12 +250,12 @@ _VALUE: _Fields = {"name": _text, "shape": _shape, "dtype": _text, "device": _te
 _values = _each(_record(ValueRecord, _VALUE))
 _CALL: _Fields = {
     "path": _text, "nth": _count, "type": _text, "layer": _flag, "parent": _number, "where": _text, "parameters": _count,
-    "trainable": _count, "registered": _flag, "failed": _flag, "seen": _count, **dict.fromkeys(_SIDES, _values),
+    "trainable": _count, "registered": _flag, "failed": _flag, "uses": _counts, "seen": _count, **dict.fromkeys(_SIDES, _values),
 }  # fmt: skip
 _NODE: _Fields = {
     "kind": _kind, "parents": _counts, "without_grad": _counts, "name": _text, "call": _number, "port": _number, "where": _text,
     "order": _number, "shape": _shape, "dtype": _text, "device": _text, "grad": _flag,
-    "counts": _counts,
+    "counts": _counts, "gradient": _counts,
 }  # fmt: skip
 _BREAK: _Fields = {"op": _text, "where": _text, "call": _number, "before": _counts, "after": _counts}
 _seen = _plain(
@@ -257,11 +265,16 @@ _DECISION: _Fields = {
     "kind": _text, "where": _text, "call": _number, "value": _seen, "nodes": _counts, "ops": _each(_each(_text)), "order": _number, "after": _number,
     "waits": _flag,
 }  # fmt: skip
+_PARAMETER: _Fields = {"name": _text, "elements": _count, "trainable": _flag, "node": _number}
+_WRITE: _Fields = {"call": _number, "where": _text, "before": _count, "after": _count}
+_pairs_of_text = _each(lambda pair: found if len(found := _each(_text)(pair)) == 2 else _fail(f"two strings, found {len(found)}"))
 _DOCUMENT: _Fields = {
     "schema": _text, "model": _text, "runs": _count, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
     "rolled": _flag,
     "table": lambda table: None, "bypassed": _each(_record(lambda name, calls: (name, calls), {"name": _text, "calls": _each(_number)})),
-    "breaks": _each(_record(BreakRecord, _BREAK)), "decisions": _each(_record(DecisionRecord, _DECISION)), "outputs": _values,
+    "breaks": _each(_record(BreakRecord, _BREAK)), "decisions": _each(_record(DecisionRecord, _DECISION)), "modules": _pairs_of_text,
+    "registered": _each(_record(ParameterRecord, _PARAMETER)), "writes": _each(_record(WriteRecord, _WRITE)), "direct": _pairs_of_text,
+    "outputs": _values,
     "calls": _each(_record(CallRecord, _CALL, {"seen"})),
     "nodes": _each(_record(_make_node, _NODE, _NODE.keys() - {"kind"})),
 }  # fmt: skip
@@ -294,6 +307,7 @@ def _check_calls(graph: Graph, collapsed: tuple[int, ...]) -> None:
             raise _Fault(f"the number of a container, found {call.parent}, a layer", f".calls[{i}].parent")
         for side in _SIDES:
             _among((v.node for v in getattr(call, side)), nodes, "nodes", f".calls[{i}].{side}[*].node")
+        _among(call.uses, nodes, "nodes", f".calls[{i}].uses[*]")
     _among((v.node for v in graph.outputs), nodes, "nodes", ".outputs[*].node")
     for k, (_, users) in enumerate(graph.bypassed):
         _among(users, calls, "calls", f".bypassed[{k}].calls[*]")
@@ -301,6 +315,10 @@ def _check_calls(graph: Graph, collapsed: tuple[int, ...]) -> None:
         _among((cut.call,), calls, "calls", f".breaks[{k}].call")
         _among(cut.before, nodes, "nodes", f".breaks[{k}].before[*]")
         _among(cut.after, nodes, "nodes", f".breaks[{k}].after[*]")
+    _among((p.node for p in graph.registered), nodes, "nodes", ".registered[*].node")
+    for k, write in enumerate(graph.writes):
+        _among((write.call,), calls, "calls", f".writes[{k}].call")
+        _among((write.before, write.after), nodes, "nodes", f".writes[{k}]")
     for k, decision in enumerate(graph.decisions):
         _among((decision.call,), calls, "calls", f".decisions[{k}].call")
         _among((decision.after,), calls, "calls", f".decisions[{k}].after")
@@ -317,6 +335,7 @@ def _check_nodes(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         at = f".nodes[{index}]"
         _among((p if p >= 0 else ~p for p in node.parents), index, "earlier nodes", f"{at}.parents[*]")
+        _among(node.gradient, index, "earlier nodes", f"{at}.gradient[*]")
         _among((node.call,), len(graph.calls), "calls", f"{at}.call")
         call = graph.calls[node.call] if node.call >= 0 else None
         if call is None and node.kind == "call":

@@ -7,10 +7,7 @@ shadow plane is off, the search goes on in autograd's graph until it meets a cla
 from __future__ import annotations
 
 import bisect
-import inspect
-import os
-import sys
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,13 +17,14 @@ from torch.nn.parameter import is_lazy
 from gradlineage.breaks import Cut, find_cuts
 from gradlineage.decisions import ReadNote, inner_ways
 from gradlineage.functions import regain
-from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ValueRecord
-from gradlineage.inside import Inside, bypassed, hidden_values, look_inside
-from gradlineage.notes import CallNote, line_of, looks, own_parameters
+from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ParameterRecord, ValueRecord, WriteRecord
+from gradlineage.inside import Inside, bypassed, flowing, hidden_values, look_inside
+from gradlineage.naming import argument_names, calls_forward, short_path
+from gradlineage.notes import CallNote, callable_modules, line_of, looks, own_parameters
 from gradlineage.record import Recorder
-from gradlineage.tape import CALL, GRADIENT, MEMORY, OP, Unknown
+from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP, Unknown
 
-__all__ = ["freeze", "short_path"]
+__all__ = ["freeze"]
 
 #: Nodes whose empty slots are absent weights and biases, not lost operands.
 _OPTIONAL_SLOTS = (
@@ -66,18 +64,19 @@ class _Freezer:
         self._starts = [c.sequence for c in recorder.calls]
         self._files: dict[str, str] = {}
         self._order = 0
+        self.insides: dict[int, Inside] = {}
 
     def graph(self, outputs: Sequence[tuple[str, torch.Tensor]] | None, notes: list[str]) -> Graph:
         recorder = self.recorder
         regain(self.tape, lambda node, output: self._edge(node, output, False, None))
-        insides = look_inside(recorder, self.layer)
+        insides = self.insides = look_inside(recorder, self.layer)
         calls = []
         final: list[ValueRecord] = []
         uncalled = self._uncalled_parameters()
         for call in recorder.calls:
             extra = uncalled.get(call.path, (0, 0)) if self.layer[call.index] else (0, 0)
             count, learned = call.own[0] + extra[0], call.own[1] + extra[1]
-            named = _argument_names(call)
+            named = argument_names(call)
             inside = insides.get(call.index)
             inputs = tuple(
                 self._value(name, item, inside is None or item[4] in inside.taken or (None if not inside.complete else False))
@@ -89,7 +88,7 @@ class _Freezer:
             calls.append(
                 CallRecord(
                     call.path, call.nth, call.type, self.layer[call.index], call.parent, self._where(call.code, call.code_at), count, learned,
-                    call.registered, call.failed, inputs, outs, self._hidden(call, inside),
+                    call.registered, call.failed, inputs, outs, self._hidden(call, inside), self._uses(inside),
                 )
             )  # fmt: skip
         if outputs is not None:
@@ -107,7 +106,11 @@ class _Freezer:
         borrowed = tuple(bypassed(recorder, self.layer, insides))
         breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
         decisions = tuple(map(self._decision, self.tape.reads))
-        return Graph(tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks, decisions)
+        modules = tuple(item for prefix, model in models.items() for item in callable_modules(model, prefix))
+        return Graph(
+            tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks, decisions,
+            modules, tuple(self._registered()), tuple(self._writes()), tuple(dict.fromkeys(self._direct())),
+        )  # fmt: skip
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
@@ -164,11 +167,15 @@ class _Freezer:
                 stack.pop()
             elif key not in pending:
                 pending[key] = self._expand(key)
-                stack.extend(p for p, _ in reversed(pending[key][1]) if p not in numbers and p not in pending)
+                fields, parents = pending[key]
+                through = fields.get("gradient", ())
+                stack.extend(p for p in (*through, *(p for p, _ in reversed(parents))) if p not in numbers and p not in pending)
             else:
                 stack.pop()
                 fields, parents = pending.pop(key)
                 edges = [numbers[p] if flows else ~numbers[p] for p, flows in parents if p in numbers]
+                if "gradient" in fields:
+                    fields["gradient"] = tuple(dict.fromkeys(numbers[p] for p in fields["gradient"] if p in numbers))
                 numbers[key] = len(self.nodes)
                 self.nodes.append(Node(parents=tuple(edges), **fields))
         return numbers[value]
@@ -192,23 +199,65 @@ class _Freezer:
             return {"kind": "memory", "name": name or "write", "call": call, "order": number, "grad": grad}, [edges[0], (own, grad)]
         if kind == OP:
             if call >= 0 and self.layer[call]:
-                return {"kind": "call", "call": call, "grad": grad}, []
+                return {"kind": "call", "call": call, "grad": grad, **self._through(call, number, grad, False)}, []
             fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
             if shape is not None:
                 fields |= {"shape": _shape(shape[0]), "dtype": str(shape[1]).removeprefix("torch."), "device": str(shape[2])}
             return fields, edges
         if kind == CALL:
-            return {"kind": "call", "call": call, "port": seventh, "grad": grad}, [] if self.layer[call] else edges
+            if self.layer[call]:
+                return {"kind": "call", "call": call, "port": seventh, "grad": grad, **self._through(call, *_split(parents[0]), True)}, []
+            return {"kind": "call", "call": call, "port": seventh, "grad": grad}, edges
         if kind == GRADIENT:
             self._order = number
             return {"kind": "op", "call": -1, "order": number, "grad": True}, [(self._edge(seventh, eighth, shape, None, number), True)]
         if name == "input":
             note = self.recorder.calls[call]
-            return {"kind": "input", "name": _argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
+            return {"kind": "input", "name": argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
         if name in ("constant", "empty") and call >= 0 and self.layer[call]:
             return {"kind": "call", "call": call, "grad": grad}, []  # made or wiped in a layer, and out by a side door
         where = self._where(code, at, call) if code is not None else ""
         return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "call": call, "where": where, "grad": grad}, []
+
+    def _through(self, call: int, value: int, grad: bool, port: bool) -> dict[str, Any]:
+        """Where gradient goes on from a value that a layer made."""
+        inside, note = self.insides.get(call), self.recorder.calls[call]
+        if inside is None or not grad:
+            return {}
+        return {"gradient": flowing(self.tape.entries, note, inside, value, port and len(note.outputs) == 1)}
+
+    def _uses(self, inside: Inside | None) -> tuple[int, ...]:
+        entries = self.tape.entries
+        taken = inside.taken if inside is not None else ()
+        return tuple(self._number(v) for v in taken if entries[v][0] == LEAVES and entries[v][1] == "parameter")
+
+    def _registered(self) -> Iterator[ParameterRecord]:
+        """The models' parameters, each by its first name."""
+        nodes = {n.name: i for i, n in enumerate(self.nodes) if n.kind == "parameter"}
+        for name, parameter in self.recorder.registry.parameters():
+            yield ParameterRecord(name, 0 if is_lazy(parameter) else parameter.numel(), parameter.requires_grad, nodes.get(name, -1))
+
+    def _writes(self) -> Iterator[WriteRecord]:
+        """The in-place writes to tensors that something else read as they were before, and as they are now."""
+        for number, before in self.tape.written.items():
+            if number in self.numbers and before in self.numbers:
+                call, code, at = (self.tape.entries[number][i] for i in (2, 5, 6))
+                yield WriteRecord(call, self._where(code, at, call), self.numbers[before], self.numbers[number])
+
+    def _direct(self) -> Iterator[tuple[str, str]]:
+        """Modules whose ``forward`` was called without them: nobody called them, and the operation stands in a ``forward(...)`` of theirs."""
+        entries, modules = self.tape.entries, dict(self.recorder.registry.modules())
+        called = {call.path for call in self.recorder.calls}
+        for kind, _, call, parents, _, code, at, *_ in entries.values():
+            for edge in parents if kind == OP and code is not None else ():
+                leaf = entries[edge if edge >= 0 else ~edge]
+                if leaf[0] != LEAVES or leaf[1] != "parameter":
+                    continue
+                owner = str(leaf[8]).rpartition(".")[0]
+                if owner in called or owner not in modules:
+                    continue
+                if code is getattr(type(modules[owner]).forward, "__code__", None) or calls_forward(code, at):
+                    yield owner, self._where(code, at, call)
 
     def _brought(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         """Memory of which a part was written, as the operation that wrote it sees it."""
@@ -314,21 +363,15 @@ class _Freezer:
         return f"{name}:{line_of(code, at)}"
 
 
+def _split(edge: int) -> tuple[int, bool]:
+    return (edge, True) if edge >= 0 else (~edge, False)
+
+
 def _is_layer(call: CallNote) -> bool:
     """No other module call was recorded during it. A root whose children never ran and that returned nothing is none."""
     if call.children:
         return False
     return call.parent >= 0 or bool(call.outputs) or not call.has_modules
-
-
-def short_path(file: str) -> str:
-    """A file's name below the folder it is imported from: ``torchvision/models/resnet.py``."""
-    best = ""
-    for folder in (*sys.path, os.getcwd()):
-        folder = os.path.abspath(folder or ".") + os.sep
-        if file.startswith(folder) and len(folder) > len(best):
-            best = folder
-    return file[len(best) :].replace(os.sep, "/")
 
 
 def _shape(shape: Any) -> tuple[int | str, ...]:
@@ -339,41 +382,3 @@ def _snake(name: str) -> str:
     """``NativeBatchNorm`` as ``native_batch_norm``."""
     out = "".join("_" + c.lower() if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name))
     return out.strip("_") or name
-
-
-_signatures: dict[Any, list[tuple[str, bool]]] = {}
-
-
-def _positions(forward: Any) -> list[tuple[str, bool]]:
-    """(name, whether it takes all the rest) of a forward's positional parameters."""
-    found = _signatures.get(forward)
-    if found is None:
-        try:
-            parameters = list(inspect.signature(forward).parameters.values())[1:]
-        except (TypeError, ValueError):
-            parameters = []
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        found = [(p.name, False) for p in parameters if p.kind in positional]
-        found += [(p.name, True) for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
-        if len(_signatures) < 10_000:
-            _signatures[forward] = found
-    return found
-
-
-def _argument_names(call: CallNote) -> list[str]:
-    """``x``, ``tensors[1]``, ``args[0]``: after the signature of the forward."""
-    if not call.inputs:
-        return []
-    positions = _positions(call.forward)
-    names = []
-    for (place, suffix), *_ in call.inputs:
-        if isinstance(place, str):
-            names.append(place + suffix)
-            continue
-        plain = [name for name, rest in positions if not rest]
-        if place < len(plain):
-            names.append(plain[place] + suffix)
-        else:
-            star = next((name for name, rest in positions if rest), "args")
-            names.append(f"{star}[{place - len(plain)}]{suffix}")
-    return names

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["BreakRecord", "CallRecord", "DecisionRecord", "Graph", "Node", "ValueRecord"]
+__all__ = ["BreakRecord", "CallRecord", "DecisionRecord", "Graph", "Node", "ParameterRecord", "ValueRecord", "WriteRecord"]
 
 
 class Node(NamedTuple):
@@ -35,6 +35,9 @@ class Node(NamedTuple):
     device: str = ""
     grad: bool = False
     counts: tuple[int, ...] = ()
+    gradient: tuple[
+        int, ...
+    ] = ()  # what was made in a layer: the nodes, from outside of it and its own parameters, that gradient goes on to
 
 
 class ValueRecord(NamedTuple):
@@ -71,6 +74,7 @@ class CallRecord(NamedTuple):
     inputs: tuple[ValueRecord, ...]
     outputs: tuple[ValueRecord, ...]
     hidden: tuple[ValueRecord, ...] = ()
+    uses: tuple[int, ...] = ()  # the nodes of the parameters that a layer used
     seen: int = 1  # in how many passes it occurred
 
 
@@ -82,6 +86,24 @@ class BreakRecord(NamedTuple):
     call: int
     before: tuple[int, ...]
     after: tuple[int, ...]
+
+
+class ParameterRecord(NamedTuple):
+    """A parameter of the model, by its first name: elements, whether it takes gradient, its node, -1 where nothing used it."""
+
+    name: str
+    elements: int
+    trainable: bool
+    node: int
+
+
+class WriteRecord(NamedTuple):
+    """An in-place write: in which call and where, the node of the tensor before and after."""
+
+    call: int
+    where: str
+    before: int
+    after: int
 
 
 class DecisionRecord(NamedTuple):
@@ -116,4 +138,8 @@ class Graph(NamedTuple):
     bypassed: tuple[tuple[str, tuple[int, ...]], ...] = ()  # parameters used by calls though their module was never called
     breaks: tuple[BreakRecord, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
+    modules: tuple[tuple[str, str], ...] = ()  # path and class of every registered module that can be called
+    registered: tuple[ParameterRecord, ...] = ()
+    writes: tuple[WriteRecord, ...] = ()
+    direct: tuple[tuple[str, str], ...] = ()  # path of a module whose forward was called directly, and where
     runs: int = 1  # passes that this is the union of

@@ -13,17 +13,20 @@ from gradlineage.notes import CallNote
 from gradlineage.record import Recorder
 from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP
 
-__all__ = ["Inside", "bypassed", "hidden_values", "look_inside"]
+__all__ = ["Inside", "bypassed", "flowing", "hidden_values", "look_inside"]
 
 
 class Inside:
-    """What one layer call took in: values from outside in order of first use, and whether all of it was seen."""
+    """What one layer call took in: values from outside in order of first use, and whether all of it was seen.
 
-    __slots__ = ("complete", "taken")
+    ``plain``: gradient flows on all ways within it.
+    """
+
+    __slots__ = ("complete", "plain", "taken")
 
     def __init__(self) -> None:
         self.taken: dict[int, None] = {}
-        self.complete = True
+        self.complete = self.plain = True
 
 
 def look_inside(recorder: Recorder, layer: list[bool]) -> dict[int, Inside]:
@@ -69,7 +72,9 @@ def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, left: list[int]
         seen.add(number)
         kind, _, owner, parents, *_ = entries[number]
         if number > call.start and kind in (OP, MEMORY) and owner == call.index:
-            stack.extend(_plain(p) for p in reversed(parents))
+            for edge in reversed(parents):
+                stack.append(_plain(edge))
+                found.plain = found.plain and entries[number][4] and (edge >= 0 or not entries[~edge][4])
         elif number > call.start and kind == GRADIENT:
             found.complete = False  # autograd alone knows: scripts, C++
         elif number > call.start and kind == LEAVES and entries[number][1] == "unknown":
@@ -78,6 +83,26 @@ def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, left: list[int]
         else:
             found.taken.setdefault(number)
     return found
+
+
+def flowing(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: Inside, value: int, alone: bool) -> list[int]:
+    """The values taken in by a layer to which gradient goes on from a value made in it. ``alone``: the layer made no other."""
+    if alone and inside.plain:
+        return [v for v in inside.taken if entries[v][4]]
+    found: dict[int, None] = {}
+    seen: set[int] = set()
+    stack = [value]
+    while stack:
+        number = stack.pop()
+        kind, _, owner, parents, grad, *_ = entries[number]
+        if number in seen or not grad:
+            continue
+        seen.add(number)
+        if number > call.start and kind in (OP, MEMORY) and owner == call.index:
+            stack.extend(p for p in reversed(parents) if p >= 0)
+        else:
+            found.setdefault(number)
+    return list(found)
 
 
 def _plain(edge: int) -> int:

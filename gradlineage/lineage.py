@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gradlineage.errors import LineageError, NameNotFound
-from gradlineage.graph import Graph, ValueRecord
+from gradlineage.graph import BreakRecord, Graph, ValueRecord
 from gradlineage.reach import Reach
 from gradlineage.steps import Way
 from gradlineage.values import Break, Call, Decision, Flow, Join, Link, Source
@@ -19,6 +19,8 @@ from gradlineage.view import View
 
 if TYPE_CHECKING:
     import os
+
+    from gradlineage.gradient import GradientReport
 
 __all__ = ["Break", "Call", "Decision", "Flow", "Join", "Lineage", "Link", "Source"]
 
@@ -138,6 +140,10 @@ class Lineage:
     @cached_property
     def breaks(self) -> tuple[Break, ...]:
         """The places where gradient stops, once each, in running order. None in a pass that ran without gradient as a whole."""
+        return tuple(stop for _, stop in self._stops)
+
+    @cached_property
+    def _stops(self) -> tuple[tuple[BreakRecord, Break], ...]:
         found = []
         for record in self._graph.breaks:
             sources: dict[Source, None] = {}
@@ -146,7 +152,7 @@ class Lineage:
                 sources.update((self._source(*item), None) for item in found_here if item[2])
             after = [self._view.call_label(c) if c >= 0 else "output" for c in self._reach.readers_of(record.after)]
             if sources and after:  # what nobody uses starves nobody
-                found.append(Break(record.op, record.where, tuple(sources), tuple(after)))
+                found.append((record, Break(record.op, record.where, tuple(sources), tuple(after))))
         return tuple(found)
 
     @cached_property
@@ -248,6 +254,12 @@ class Lineage:
     def _layers(self, sources: Iterable[tuple[int, Way, bool]]) -> tuple[Call, ...]:
         found = {self._view.leaving(atom)[0]: None for atom, _, _ in sources if self._view.of_layer(atom)}
         return tuple(Call(self, i) for i in found)
+
+    def gradient(self, output: int | str | None = None) -> GradientReport:
+        """Which registered parameters gradient reaches from the outputs (or from one, by number or name), and what stops it elsewhere."""
+        from gradlineage.gradient import gradient_report
+
+        return gradient_report(self, output)
 
     # -- other views of the same recording -----------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.utils.parametrize import ParametrizationList
 
 from gradlineage.errors import LineageError
+from gradlineage.notes import callable_modules
 from gradlineage.runs import Runs
 from gradlineage.tracing import model_of, preserved_random_state, trace_once
 
@@ -75,7 +75,7 @@ def trace_calls(
 ) -> Runs:
     """`trace_many` for inputs that are positional and keyword arguments each."""
     models = {"": model}
-    modules = _modules(model)
+    modules = list(callable_modules(model))
     runs = Runs(type(model).__name__, modules, {}, {}, {}, max_paths)
     pending: list[Runs] = []
     number = start
@@ -103,18 +103,6 @@ def _arguments(batch: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any]
         f"trace_many(): item {number} is a {type(batch).__name__}; expected a tensor, a tuple or list of arguments or a mapping of keywords; "
         "turn it into one with prepare="
     )
-
-
-def _modules(model: nn.Module) -> list[tuple[str, str]]:
-    """(path, class) of every module that can be called."""
-    hidden: set[int] = set()
-    found = []
-    for path, module in nn.Module.named_modules(model):
-        if isinstance(module, ParametrizationList | torch.jit.ScriptModule):
-            hidden.update(id(m) for m in nn.Module.modules(module) if m is not module or isinstance(m, ParametrizationList))
-        if id(module) not in hidden and (isinstance(module, torch.jit.ScriptModule) or type(module).forward is not nn.Module.forward):
-            found.append((path, type(module).__name__))
-    return found
 
 
 @contextlib.contextmanager

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
-__all__ = ["CallNote", "ValueNote", "line_of", "looks", "own_parameters", "place"]
+__all__ = ["CallNote", "ValueNote", "callable_modules", "line_of", "looks", "own_parameters", "place"]
 
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
@@ -60,6 +62,17 @@ def own_parameters(module: nn.Module) -> tuple[int, int]:
             total += parameter.numel()
             trainable += parameter.numel() * parameter.requires_grad
     return total, trainable
+
+
+def callable_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(path, class) of every module that can be called: parametrizations, what scripts consist of and mere lists left out."""
+    hidden: set[int] = set()
+    for path, module in nn.Module.named_modules(model, prefix=prefix):
+        script = isinstance(module, torch.jit.ScriptModule)
+        if script or isinstance(module, ParametrizationList):
+            hidden.update(id(m) for m in nn.Module.modules(module) if m is not module or not script)
+        if id(module) not in hidden and (script or type(module).forward is not nn.Module.forward):
+            yield path, type(module).__name__
 
 
 def looks(tensor: torch.Tensor) -> tuple[Any, Any, Any]:

@@ -95,6 +95,11 @@ class Registry:
                         return kind, f"{path}.{key}" if path else key
         return None
 
+    def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, parameter), each once."""
+        for prefix, model in self.models.items():
+            yield from nn.Module.named_parameters(model, prefix=prefix)
+
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """(path, module) for every module that is not a script."""
         for prefix, model in self.models.items():

@@ -260,6 +260,8 @@ class ShadowMode(TorchFunctionMode):
             old = None if full or (tape.covers(tensor) and not facts.partial) else tape.held(tensor)
             number = self._entry(facts, (*kept, *brought), tensor.requires_grad, before, after, tensor)
             held = number
+            if kept:
+                tape.written[number] = kept[0] if kept[0] >= 0 else ~kept[0]
             if old is not None:
                 entry = tape.entries[number]
                 parts = brought if facts.partial else (*kept, *brought)

@@ -57,6 +57,7 @@ class Tape:
         self.memory: dict[int, tuple[Any, int, set[tuple[int, int]] | None]] = {}
         self.stores: dict[int, tuple[Any, ...]] = {}  # storage -> what was written, see `store`
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
+        self.written: dict[int, int] = {}  # the value after an in-place write -> the one before
         self.reads: list[Any] = []  # where Python read a value
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
         self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on

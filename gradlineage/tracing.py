@@ -13,8 +13,9 @@ from torch import nn
 
 from gradlineage.containers import tensors_in
 from gradlineage.errors import TraceError
-from gradlineage.freeze import freeze, short_path
+from gradlineage.freeze import freeze
 from gradlineage.lineage import Lineage
+from gradlineage.naming import short_path
 from gradlineage.notes import line_of
 from gradlineage.record import Recorder
 

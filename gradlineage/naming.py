@@ -1,0 +1,75 @@
+"""What files, arguments and places are called."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import re
+import sys
+from typing import Any
+
+from gradlineage.notes import CallNote
+
+__all__ = ["argument_names", "calls_forward", "short_path"]
+
+
+def short_path(file: str) -> str:
+    """A file's name below the folder it is imported from: ``torchvision/models/resnet.py``."""
+    best = ""
+    for folder in (*sys.path, os.getcwd()):
+        folder = os.path.abspath(folder or ".") + os.sep
+        if file.startswith(folder) and len(folder) > len(best):
+            best = folder
+    return file[len(best) :].replace(os.sep, "/")
+
+
+def calls_forward(code: Any, at: int) -> bool:
+    """Whether the source of an instruction is a call of some ``x.forward(...)``."""
+    line, last, first_column, end_column = list(code.co_positions())[at // 2]
+    if line is None or last is None or first_column is None or end_column is None:
+        return False
+    lines = [linecache.getline(code.co_filename, n).encode() for n in range(line, last + 1)]
+    if not lines:
+        return False
+    lines[-1] = lines[-1][:end_column]
+    lines[0] = lines[0][first_column:]
+    return re.search(rb"\.forward\s*\(", b"".join(lines)) is not None
+
+
+_signatures: dict[Any, list[tuple[str, bool]]] = {}
+
+
+def _positions(forward: Any) -> list[tuple[str, bool]]:
+    """(name, whether it takes all the rest) of a forward's positional parameters."""
+    found = _signatures.get(forward)
+    if found is None:
+        try:
+            parameters = list(inspect.signature(forward).parameters.values())[1:]
+        except (TypeError, ValueError):
+            parameters = []
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        found = [(p.name, False) for p in parameters if p.kind in positional]
+        found += [(p.name, True) for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
+        if len(_signatures) < 10_000:
+            _signatures[forward] = found
+    return found
+
+
+def argument_names(call: CallNote) -> list[str]:
+    """``x``, ``tensors[1]``, ``args[0]``: after the signature of the forward."""
+    if not call.inputs:
+        return []
+    positions = _positions(call.forward)
+    names = []
+    for (place, suffix), *_ in call.inputs:
+        if isinstance(place, str):
+            names.append(place + suffix)
+            continue
+        plain = [name for name, rest in positions if not rest]
+        if place < len(plain):
+            names.append(plain[place] + suffix)
+        else:
+            star = next((name for name, rest in positions if rest), "args")
+            names.append(f"{star}[{place - len(plain)}]{suffix}")
+    return names
