@@ -8,24 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradlineage.errors import FormatError, LineageError, NameNotFound, TraceError, UsageError
+from gradlineage.errors import FormatError, LineageError, NameNotFound, TraceError, UsageError, WiringError
 from gradlineage.lineage import Break, Call, Decision, Flow, Join, Lineage, Link, Source
 
 if TYPE_CHECKING:
     from gradlineage.compare import Difference, diff
+    from gradlineage.lint import Finding, lint
     from gradlineage.many import trace_many
     from gradlineage.runs import Path, Runs
     from gradlineage.tracing import Recording, recording, trace
 
 __version__ = "0.1.0"
 __all__ = [
-    "Break", "Call", "Decision", "Difference", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Path",
-    "Recording", "Runs", "Source", "TraceError", "UsageError", "diff", "recording", "trace", "trace_many",
+    "Break", "Call", "Decision", "Difference", "Finding", "Flow", "FormatError", "Join", "Lineage", "LineageError", "Link", "NameNotFound", "Path",
+    "Recording", "Runs", "Source", "TraceError", "UsageError", "WiringError", "diff", "lint", "recording", "trace", "trace_many",
 ]  # fmt: skip
 
 _LAZY = {
     **dict.fromkeys(("Recording", "recording", "trace"), "tracing"), "trace_many": "many", **dict.fromkeys(("Difference", "diff"), "compare"),
-    **dict.fromkeys(("Path", "Runs"), "runs"),
+    **dict.fromkeys(("Path", "Runs"), "runs"), **dict.fromkeys(("Finding", "lint"), "lint"),
 }  # fmt: skip
 
 

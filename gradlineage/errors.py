@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["FormatError", "LineageError", "NameNotFound", "TraceError", "UsageError"]
+__all__ = ["FormatError", "LineageError", "NameNotFound", "TraceError", "UsageError", "WiringError"]
 
 
 class LineageError(Exception):
@@ -28,6 +28,10 @@ class NameNotFound(LineageError, KeyError):
 
     def __str__(self) -> str:  # KeyError would quote the message
         return self.message
+
+
+class WiringError(LineageError, AssertionError):
+    """A model that is not wired as a test expects."""
 
 
 class FormatError(LineageError):

@@ -11,7 +11,7 @@ from gradlineage.errors import LineageError, NameNotFound
 from gradlineage.graph import Graph
 from gradlineage.lineage import Break, Lineage
 
-__all__ = ["GradientReport", "ParameterGradient", "gradient_report"]
+__all__ = ["GradientReport", "ParameterGradient", "Walk", "gradient_report"]
 
 State = Literal["reached", "frozen", "never called", "unused", "dead", "cut", "no grad"]
 
@@ -110,8 +110,8 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
     if graph.runs > 1:
         raise LineageError("gradient() follows one pass; this is a union of several: ask the lineage of one of runs.paths")
     starts = _outputs(lineage, output)
-    walk = _Walk(graph)
-    reached, used = walk.gradient(starts), walk.data(starts)
+    walk = Walk(graph)
+    reached, used = walk.gradient(starts), walk.data(starts)[0]
     called = {call.path for call in graph.calls}
     borrowed = {name for name, _ in graph.bypassed}
     flowing = any(node.grad for node in graph.nodes if node.kind != "parameter")
@@ -147,7 +147,7 @@ def _outputs(lineage: Lineage, output: int | str | None) -> list[int]:
     return chosen
 
 
-class _Walk:
+class Walk:
     """Backwards from some nodes, through layers too."""
 
     def __init__(self, graph: Graph) -> None:
@@ -165,8 +165,8 @@ class _Walk:
                 stack += [p for p in (*node.parents, *node.gradient) if p >= 0 and nodes[p].grad]
         return seen
 
-    def data(self, starts: Iterable[int]) -> set[int]:
-        """All nodes that something there was computed from."""
+    def data(self, starts: Iterable[int]) -> tuple[set[int], set[int]]:
+        """All nodes that something there was computed from, and the layer calls on the way."""
         nodes, calls, seen = self.graph.nodes, self.graph.calls, set[int]()
         entered: set[int] = set()
         stack = list(starts)
@@ -183,4 +183,4 @@ class _Walk:
             call = calls[node.call]
             stack += [v.node for v in (*call.inputs, *call.hidden) if v.used is not False]
             stack += call.uses
-        return seen
+        return seen, entered

@@ -6,7 +6,7 @@ A `Lineage` is a `Graph` seen through a choice of layers.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -254,6 +254,26 @@ class Lineage:
     def _layers(self, sources: Iterable[tuple[int, Way, bool]]) -> tuple[Call, ...]:
         found = {self._view.leaving(atom)[0]: None for atom, _, _ in sources if self._view.of_layer(atom)}
         return tuple(Call(self, i) for i in found)
+
+    def expect(self, wiring: Mapping[str, Any]) -> None:
+        """Hold the wiring against what is expected of it; the expressions are explained in `gradlineage.expect`.
+
+        ``lineage.expect({"conc": ["relu(bn1)", "relu(conv2)"], "fc": "avgpool", "head": "add(a, relu(b))"})``
+
+        Raises:
+            WiringError: an AssertionError that has what was found beside what was expected.
+        """
+        from gradlineage.expect import expect
+
+        expect(self, wiring)
+
+    def explain(
+        self, first: str | tuple[str, int] | Source | Call | Join, last: str | tuple[str, int] | Source | Call | Join | None = None
+    ) -> str:
+        """In a few lines what feeds a call or join and what it feeds; with a second name, the shortest way from the first to that."""
+        from gradlineage.explain import explain
+
+        return explain(self, first, last)
 
     def gradient(self, output: int | str | None = None) -> GradientReport:
         """Which registered parameters gradient reaches from the outputs (or from one, by number or name), and what stops it elsewhere."""

@@ -275,6 +275,7 @@ class Paper:
         self.through: list[tuple[Term, ...]] = [(), ()]
         self.handed = [False, False]  # whether it ever was
         self.leaf = False  # a parameter: not to be handed through, written or returned
+        self.aside = False  # detached: autograd does not see what is written to it, and believes in what was there
         memory.tensors.append(self)
 
 
@@ -366,6 +367,7 @@ class Simulation:
         made = Paper(base.memory, base.kind, rows, base.whole and whole, content, self.section)
         made.through = [(*base.through[g], *(content[g].must if self.owner[g] is not None else ())) for g in GRAINS]
         made.handed = [bool(t) or h for t, h in zip(made.through, base.handed, strict=True)]
+        made.aside = base.aside
         return self._note(made)
 
     def write(self, target: Paper, operands: list[Paper], drops: bool, part: bool = False) -> None:
@@ -392,7 +394,7 @@ class Simulation:
                     found = merge(new if new.must else CONSTANT_TERM)
                 else:
                     found = merge(own, read, new)
-                apart = len({frozenset(c.must) for c in before.values()}) > 1 or tensor.handed[g] or (tensor is target and not whole)
+                apart = len({frozenset(c.must) for c in before.values()}) > 1 or tensor.handed[g] or (tensor is target and not whole) or target.aside
                 tensor.content[g] = Content(found.must, found.may | everything) if apart and not (whole and drops) else found
                 if whole:  # what it holds now is all the writer's, but for those who handed it out since they parted
                     tensor.through[g] = () if drops else _beyond(tensor.through[g], line)
@@ -430,7 +432,7 @@ class Simulation:
         if not made and self.written.get(id(tensor.memory), 0) <= start:
             self.passes = True
             handed = Paper(tensor.memory, tensor.kind, tensor.rows, tensor.whole, list(tensor.content), tensor.section)
-            handed.through, handed.handed = list(tensor.through), list(tensor.handed)
+            handed.through, handed.handed, handed.aside = list(tensor.through), list(tensor.handed), tensor.aside
             tensor = self._note(handed)
             made = True
         older = self.made[id(tensor.memory.tensors[0])] <= start
@@ -486,6 +488,7 @@ class Simulation:
         kind = step.kind
         if kind == "full_view":
             live.append(self.view(first, first.rows, True))
+            live[-1].aside = live[-1].aside or step.how == 2
         elif kind == "part_view":
             live.append(self.view(first, 2, False))
         elif kind == "chunk":

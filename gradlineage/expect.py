@@ -1,0 +1,208 @@
+"""Wiring as a test: what is expected to feed a tensor, written as an expression, held against what was found. Needs no torch.
+
+The grammar::
+
+    expression = name | operation "(" expression { "," expression } ")" | "*"
+
+A *name* is a label as the table prints it: a layer (``conv1``, ``relu[1]``), ``input:x``, a parameter, ``constant``, or a join
+(``layer1.0:add``). It matches the tensor that this feeds through any operations. ``operation(…)`` matches an operation or join whose operands
+match; operations that only rearrange (``view``, ``permute``, slices) are left out on both sides, and so may parameters, buffers and constants
+be. ``*`` matches anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gradlineage.errors import LineageError, WiringError
+from gradlineage.lineage import Flow, Lineage
+from gradlineage.steps import Reference
+from gradlineage.tables import REARRANGING
+
+__all__ = ["expect"]
+
+Expected = str | None | Sequence["str | None"] | Mapping[str, "str | None"]
+_TOKEN = re.compile(r"\s*([(),]|[^(),]+)")
+_DEEPEST = 50
+_LEAVES = ("parameter", "buffer", "constant", "empty")
+
+
+class _Expression(NamedTuple):
+    name: str
+    operands: tuple[_Expression, ...] | None  # None for a name
+
+    def __str__(self) -> str:
+        return self.name if self.operands is None else f"{self.name}({', '.join(map(str, self.operands))})"
+
+
+class _Way(NamedTuple):
+    """One of the ways that lead to a tensor: operations that compute something, the nearest first, and where it begins."""
+
+    ops: tuple[str, ...]
+    reference: Reference
+
+
+def expect(lineage: Lineage, wiring: Mapping[str, Expected]) -> None:
+    """Hold a lineage against the wiring that is expected of it.
+
+    Args:
+        lineage: any lineage.
+        wiring: by label of a call or join, or ``output``: an expression for its only tensor, a list with one for each, or a mapping by argument.
+            None in their place is not looked at.
+
+    Raises:
+        WiringError: it is wired otherwise; the message has what was found beside what was expected, for every tensor.
+        NameNotFound: a label that the lineage does not have.
+        LineageError: an expression that cannot be read.
+    """
+    if not isinstance(wiring, Mapping):
+        raise LineageError(
+            f"expect() takes a mapping of labels to expressions, such as {{'fc': 'relu(conv)'}}; found a {type(wiring).__name__}"
+        )
+    faults: list[str] = []
+    for label, expected in wiring.items():
+        item = None if label == "output" and label not in lineage else lineage[label]
+        flows = lineage.outputs if item is None else item.inputs
+        for flow, expression in _paired(label, flows, expected, faults):
+            if expression is not None and not _matches(lineage, _read(expression), _ways(lineage, flow._references)):
+                name = f"{label} {flow.name}".rstrip()
+                found = _shown(lineage, _ways(lineage, flow._references), _depth(_read(expression)))
+                faults.append(f"{name}\n    expected {_read(expression)}\n    found    {found}")
+    if faults:
+        raise WiringError("the model is not wired as expected:\n" + "\n".join(faults))
+
+
+def _paired(label: str, flows: Sequence[Flow], expected: Expected, faults: list[str]) -> list[tuple[Flow, str | None]]:
+    if isinstance(expected, Mapping):
+        known = {flow.name: flow for flow in flows}
+        faults += [f"{label} {name}\n    expected {text}\n    found    no such tensor; it has {', '.join(known) or 'none'}"
+                   for name, text in expected.items() if name not in known]  # fmt: skip
+        return [(known[name], text) for name, text in expected.items() if name in known]
+    listed = [expected] if expected is None or isinstance(expected, str) else list(expected)
+    if expected is not None and len(listed) != len(flows):
+        found = (
+            "; ".join(f"{f.name}: {_shown(f._lineage, _ways(f._lineage, f._references), 2)}".removeprefix(": ") for f in flows) or "nothing"
+        )
+        faults.append(f"{label}\n    expected {len(listed)} tensor{'s' * (len(listed) != 1)}\n    found    {len(flows)}: {found}")
+        return []
+    return list(zip(flows, listed, strict=False))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------------------
+
+
+def _read(text: str) -> _Expression:
+    if not isinstance(text, str):
+        raise LineageError(f"expect(): an expression is text such as 'add(a, relu(b))', found {text!r}")
+    tokens = [t.strip() for t in _TOKEN.findall(text) if t.strip()]
+    stack: list[tuple[str, list[_Expression]]] = [("", [])]
+    last = ""
+    for n, token in enumerate(tokens):
+        after = tokens[n + 1] if n + 1 < len(tokens) else ""
+        if token == "(":
+            if last in ("", "(", ",", ")"):
+                raise _unreadable(text, "an operation before '('")
+            stack.append((last, []))
+        elif token == ")":
+            if len(stack) == 1 or last in ("(", ","):
+                raise _unreadable(text, "an operand before ')'" if len(stack) > 1 else "no ')' without '('")
+            name, operands = stack.pop()
+            rearranged = name in REARRANGING and len(operands) == 1
+            stack[-1][1].append(operands[0] if rearranged else _Expression(name, tuple(operands)))
+        elif token == ",":
+            if len(stack) == 1 or last in ("(", ",", ""):
+                raise _unreadable(text, "',' between operands only")
+        elif after != "(":
+            if last not in ("", "(", ","):
+                raise _unreadable(text, f"',' before {token!r}")
+            stack[-1][1].append(_Expression(token, None))
+        last = token
+    if len(stack) != 1 or len(stack[0][1]) != 1 or len(stack) > _DEEPEST:
+        raise _unreadable(text, "one expression with all brackets closed")
+    return stack[0][1][0]
+
+
+def _unreadable(text: str, expected: str) -> LineageError:
+    return LineageError(f"expect(): cannot read {text!r}: expected {expected}; an example is 'add(a, relu(b))'")
+
+
+def _depth(expression: _Expression) -> int:
+    return 1 if expression.operands is None else 1 + max(map(_depth, expression.operands))
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------------------
+
+
+def _ways(lineage: Lineage, references: Sequence[Reference]) -> tuple[_Way, ...]:
+    names = lineage._view.ops
+    return tuple(_Way(tuple(op for op in reversed(names(r)) if op not in REARRANGING), r) for r in references)
+
+
+def _is_leaf(lineage: Lineage, way: _Way) -> bool:
+    node = lineage._graph.nodes[way.reference.atom]
+    return node.kind in _LEAVES and not lineage._view.of_layer(way.reference.atom)
+
+
+def _matches(lineage: Lineage, expected: _Expression, ways: Sequence[_Way]) -> bool:
+    if expected.operands is None:
+        if expected.name == "*":
+            return True
+        candidates = [w for w in ways if not _is_leaf(lineage, w)] or list(ways)
+        named = [w for w in ways if _is_leaf(lineage, w) and _named(lineage, expected.name, w)]
+        return bool(named) or (len(candidates) == 1 and _named(lineage, expected.name, candidates[0]))
+    operands = _operands(lineage, expected.name, ways)
+    if operands is None:
+        return False
+    for wanted in (expected.operands, _flat(expected)):
+        for given in (operands, [o for o in operands if not all(_is_leaf(lineage, w) for w in o)]):
+            if len(wanted) == len(given) and all(_matches(lineage, e, o) for e, o in zip(wanted, given, strict=True)):
+                return True
+    return False
+
+
+def _named(lineage: Lineage, name: str, way: _Way) -> bool:
+    view, atom = lineage._view, way.reference.atom
+    if view.label(atom) == name or view.label(atom).split(":")[0] == name == "constant":
+        return True
+    if not view.of_layer(atom):
+        return False
+    call = view.leaving(atom)[0]
+    return name in (view.call_label(call), lineage._graph.calls[call].path) and view.call_label(call) == lineage._graph.calls[call].path
+
+
+def _operands(lineage: Lineage, op: str, ways: Sequence[_Way]) -> list[tuple[_Way, ...]] | None:
+    """The operands of the operation nearest to a tensor, if that is its name."""
+    view = lineage._view
+    if all(w.ops and w.ops[0] == op for w in ways) and ways:
+        rest = [_Way(w.ops[1:], w.reference) for w in ways]
+        data = [w for w in rest if not _is_leaf(lineage, w)]
+        return [(w,) for w in rest] if len(data) <= 1 else [tuple(rest)]
+    joins = [w for w in ways if not w.ops and view.is_join(w.reference.atom)]
+    if len(joins) == 1 and lineage._graph.nodes[joins[0].reference.atom].name == op:
+        return [_ways(lineage, operand) for operand in view.operands(joins[0].reference.atom)]
+    return None
+
+
+def _flat(expected: _Expression) -> tuple[_Expression, ...]:
+    """``add(add(a, b), c)`` as the operands ``a, b, c`` of the one row in which such joins stand."""
+    found: list[_Expression] = []
+    for operand in expected.operands or ():
+        found += _flat(operand) if operand.operands is not None and operand.name == expected.name else [operand]
+    return tuple(found)
+
+
+def _shown(lineage: Lineage, ways: Sequence[_Way], depth: int) -> str:
+    """What feeds a tensor as an expression, as deep as what was expected."""
+    texts = []
+    for way in ways:
+        atom = way.reference.atom
+        text = lineage._view.label(atom)
+        if lineage._view.is_join(atom) and depth > len(way.ops) + 1:
+            inner = (_shown(lineage, _ways(lineage, o), depth - len(way.ops) - 1) for o in lineage._view.operands(atom))
+            text = f"{lineage._graph.nodes[atom].name}({', '.join(inner)})"
+        for op in reversed(way.ops):
+            text = f"{op}({text})"
+        texts.append(text)
+    return " and ".join(texts) or "nothing"

@@ -1,0 +1,339 @@
+"""Is it wired as meant: findings about modules, parameters and tensors that go nowhere. Only wiring, no style. Needs no torch."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from gradlineage.errors import LineageError
+from gradlineage.gradient import GradientReport, Walk
+from gradlineage.lineage import Break, Call, Lineage
+
+__all__ = ["CODES", "SEVERITIES", "Finding", "lint"]
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+_MOST = 4  # names that a message lists
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about the wiring that is wrong, or may be.
+
+    Attributes:
+        code: one of `CODES`.
+        severity: ``error`` (wrong whatever was meant), ``warning`` (probably not meant), ``info`` (worth knowing).
+        call: label of the call or path of the module it is about, empty where that is none.
+        where: ``file:line``, empty where that is not known.
+        message: one sentence on what is wrong.
+        hint: one sentence on what to do.
+    """
+
+    code: str
+    severity: Severity
+    call: str
+    where: str
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.severity}: {self.message} [{self.code}]\n    {self.hint}"
+
+
+class _Look:
+    """What the checks look at, worked out once."""
+
+    def __init__(self, lineage: Lineage) -> None:
+        self.lineage, self.graph = lineage, lineage._graph
+        self.walk = Walk(self.graph)
+
+    @cached_property
+    def used(self) -> tuple[set[int], set[int]]:
+        """The nodes that something returned was computed from, and the layer calls among them."""
+        return self.walk.data(v.node for v in self.graph.outputs)
+
+    @cached_property
+    def gradient(self) -> GradientReport:
+        return self.lineage.gradient()
+
+    @cached_property
+    def called(self) -> set[str]:
+        return {call.path for call in self.graph.calls}
+
+
+_Check = Callable[[_Look], Iterator[Finding]]
+
+
+def _never_called(look: _Look) -> Iterator[Finding]:
+    borrowed = {name.rpartition(".")[0] for name, _ in look.graph.bypassed}
+    found: list[str] = []
+    for path, kind in look.graph.modules:
+        if not path or path in look.called or path in borrowed or any(path.startswith(f"{above}.") for above in found):
+            continue
+        found.append(path)
+        yield Finding(
+            "never-called", "warning", path, "", f"{path} ({kind}) is registered and was never called",
+            "call it, remove it, or trace an input that reaches it",
+        )  # fmt: skip
+
+
+def _dead_calls(look: _Look) -> Iterator[Finding]:
+    alive = set(look.used[1])
+    for index in look.used[1]:
+        above = look.graph.calls[index].parent
+        while above >= 0 and above not in alive:
+            alive.add(above)
+            above = look.graph.calls[above].parent
+    if not look.graph.outputs:
+        return
+    for index, record in enumerate(look.graph.calls):
+        if index in alive or record.failed or (record.parent >= 0 and record.parent not in alive):
+            continue  # the outermost is told of
+        call = Call(Lineage(look.graph), index)
+        yield Finding(
+            "dead-call", "warning", call.label, record.where, f"what {call.label} ({record.type}) computed reaches no output",
+            "use its result, remove the call, or ignore this if it is called for what it leaves behind",
+        )  # fmt: skip
+
+
+def _parameters(look: _Look) -> Iterator[Finding]:
+    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for parameter in look.gradient:
+        owner = parameter.name.rpartition(".")[0]
+        if parameter.state in ("unused", "dead", "cut", "frozen"):
+            groups[parameter.state, _stops(parameter.breaks) if parameter.state == "cut" else owner].append(parameter.name)
+    for (state, detail), names in groups.items():
+        listed = _listed(names)
+        if state == "frozen":
+            continue
+        if state == "cut":
+            stops = next(p.breaks for p in look.gradient if p.name == names[0])
+            where = stops[0].where if stops else ""
+            yield Finding(
+                "gradient-cut", "warning", stops[0].op if stops else "", where, f"{detail}, so {listed} get{_s(names)} no gradient",
+                "remove the operation, or set requires_grad=False if that is meant",
+            )  # fmt: skip
+        elif state == "unused":
+            yield Finding(
+                "parameter-unused", "warning", detail, "", f"{listed} {_are(names)} used by no call, though {detail or 'the model'} ran",
+                "use it, or remove it; DistributedDataParallel needs find_unused_parameters=True otherwise",
+            )  # fmt: skip
+        else:
+            yield Finding(
+                "parameter-dead", "warning", detail, "", f"what was computed from {listed} reaches no output",
+                "return it or let it take part in the loss; DistributedDataParallel needs find_unused_parameters=True otherwise",
+            )  # fmt: skip
+
+
+def _stops(breaks: Sequence[Break]) -> str:
+    if len(breaks) == 1:
+        return f"{breaks[0].op} stops the gradient"
+    found = ", ".join(f"{b.op} at {b.where}" if b.where else b.op for b in breaks)
+    return f"the gradient stops at {found}" if found else "the gradient stops on the way"
+
+
+def _frozen(look: _Look) -> Iterator[Finding]:
+    frozen = [p for p in look.gradient if p.state == "frozen"]
+    if frozen:
+        told = f"{len(frozen):,} of {len(look.gradient):,} parameters are frozen: {_listed([p.name for p in frozen])}"
+        yield Finding("frozen", "info", "", "", told, "nothing to do if that is meant; requires_grad_(True) thaws them")
+
+
+def _no_gradient(look: _Look) -> Iterator[Finding]:
+    cut = [p for p in look.gradient if p.state == "cut"]
+    if cut and not look.gradient.reached:
+        told = f"no parameter gets a gradient: {cut[0].why}"
+        where = cut[0].breaks[0].where if cut[0].breaks else ""
+        yield Finding(
+            "no-gradient", "error", "output", where, told, "let at least one way from the parameters to the outputs keep its gradient"
+        )
+
+
+def _inputs(look: _Look) -> Iterator[Finding]:
+    reached = look.used[0]
+    for call in look.graph.calls:
+        for value in call.inputs if call.parent < 0 and look.graph.outputs else ():
+            if value.node not in reached:
+                yield Finding(
+                    "input-unused", "warning", value.name, call.where, f"no output depends on the input {value.name or '(unnamed)'}",
+                    "use it in the forward, or leave it out of the signature",
+                )  # fmt: skip
+
+
+def _arguments(look: _Look) -> Iterator[Finding]:
+    unused: defaultdict[tuple[str, tuple[Call, ...]], list[str]] = defaultdict(list)
+    names: defaultdict[tuple[str, str], list[Call]] = defaultdict(list)
+    for call in look.lineage.calls:
+        if call.parent is not None:
+            for flow in call.inputs:
+                if flow.used is False:
+                    names[call.type, flow.name or "a tensor"].append(call)
+    for (kind, name), calls in names.items():
+        unused[kind, tuple(calls)].append(name)
+    for (kind, who), given in unused.items():
+        was, it = ("was", "it" if len(given) == 1 else "them") if len(who) == 1 else ("were", "it" if len(given) == 1 else "them")
+        told = f"{_listed([c.label for c in who])} ({kind}) {was} given {_listed(given)} and did not use {it}"
+        yield Finding("argument-unused", "info", who[0].label, who[0].where, told, "pass it only where it is needed")
+
+
+def _unregistered(look: _Look) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for record in look.graph.calls:
+        if record.registered or record.path in seen or (record.parent >= 0 and not look.graph.calls[record.parent].registered):
+            continue
+        seen.add(record.path)
+        inside = [c for c in look.graph.calls if c.path == record.path or c.path.startswith(f"{record.path}.")]
+        own = {look.graph.nodes[n].name for c in inside for n in c.uses if look.graph.nodes[n].name.startswith(record.path)}
+        if own:
+            yield Finding(
+                "not-registered", "error", record.path, record.where,
+                f"{record.path} was called and is not registered: {len(own)} tensor{_plural(own)} of its parameters are not in model.parameters()",
+                "keep it in an attribute of the module, in nn.ModuleList or nn.ModuleDict instead of a list, dict or local variable",
+            )  # fmt: skip
+
+
+def _direct(look: _Look) -> Iterator[Finding]:
+    for path, where in look.graph.direct:
+        yield Finding(
+            "forward-called", "warning", path, where, f"the forward of {path} was called directly, so its hooks did not run",
+            f"call the module: {path.rpartition('.')[2] or 'module'}(...) instead of .forward(...)",
+        )  # fmt: skip
+
+
+def _borrowed(look: _Look) -> Iterator[Finding]:
+    direct = {path for path, _ in look.graph.direct}
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    users: dict[str, str] = {}
+    for name, calls in look.graph.bypassed:
+        owner = name.rpartition(".")[0]
+        within = [look.graph.calls[c] for c in calls if c >= 0]
+        if owner not in direct and not all(c.layer and (not c.path or owner.startswith(f"{c.path}.")) for c in within):
+            groups[owner].append(name)  # a layer that uses what lies within it, as attention does its projections, is as torch wants it
+            users.setdefault(owner, within[0].path or within[0].type if within else "the caller")
+    for owner, names in groups.items():
+        yield Finding(
+            "borrowed", "info", owner, "", f"{users[owner]} uses {_listed(names)}, though {owner or 'their module'} was never called",
+            "call the module if its hooks and its forward should run",
+        )  # fmt: skip
+
+
+def _again(look: _Look) -> Iterator[Finding]:
+    times: defaultdict[str, list[int]] = defaultdict(list)
+    for index, record in enumerate(look.graph.calls):
+        times[record.path].append(index)
+    for path, calls in times.items():
+        record = look.graph.calls[calls[0]]
+        again = record.parent >= 0 and len(times[look.graph.calls[record.parent].path]) == len(calls)  # told of its container
+        if len(calls) > 1 and record.layer and record.uses and not again:
+            told = f"{path or record.type} ({record.type}) was called {len(calls)} times, with the same parameters"
+            yield Finding("called-again", "info", path, record.where, told, "nothing to do if it is meant to be shared")
+
+
+def _writes(look: _Look) -> Iterator[Finding]:
+    readers: defaultdict[int, list[int]] = defaultdict(list)
+    for index, record in enumerate(look.graph.calls):
+        for value in record.inputs if record.layer else ():
+            readers[value.node].append(index)
+    view = Lineage(look.graph)._view
+    for write in look.graph.writes:
+        before = [r for r in readers[write.before] if r != write.call]
+        after = [r for r in readers[write.after] if r != write.call]
+        if before and after:
+            names = [view.call_label(before[0]), view.call_label(after[0])]
+            told = f"{names[0]} read a tensor before it was written in place, {names[1]} after"
+            yield Finding(
+                "write-between-reads", "warning", view.call_label(write.call) if write.call >= 0 else "", write.where, told,
+                "write to a copy if both should see the same, or name the new value differently",
+            )  # fmt: skip
+
+
+_CHECKS: dict[str, tuple[_Check, str]] = {
+    "not-registered": (_unregistered, "a module with parameters was called that the model does not register"),
+    "no-gradient": (_no_gradient, "no parameter gets a gradient, because something stops it"),
+    "never-called": (_never_called, "a registered module was never called"),
+    "dead-call": (_dead_calls, "what a call computed reaches no output"),
+    "gradient-cut": (_parameters, "a break keeps the gradient from parameters"),
+    "parameter-unused": (_parameters, "a module ran and did not use a parameter of its own"),
+    "parameter-dead": (_parameters, "what was computed from a parameter reaches no output"),
+    "input-unused": (_inputs, "no output depends on an input"),
+    "forward-called": (_direct, "the forward of a module was called directly"),
+    "write-between-reads": (_writes, "a tensor was written in place between two layers that read it"),
+    "argument-unused": (_arguments, "an argument was passed and not used"),
+    "borrowed": (_borrowed, "parameters were used though their module was never called"),
+    "called-again": (_again, "a module was called several times"),
+    "frozen": (_frozen, "parameters that take no gradient"),
+}
+CODES: dict[str, str] = {code: told for code, (_, told) in _CHECKS.items()}
+"""The codes of findings, with what each is about."""
+
+
+def lint(lineage: Lineage, *, select: str | Iterable[str] = "*", ignore: str | Iterable[str] = ()) -> tuple[Finding, ...]:
+    """Look for faults of wiring.
+
+    Args:
+        lineage: of one pass of a whole model, in the mode (``train``, with gradient) in which it is to work.
+        select, ignore: codes of `CODES` to look for and to leave out; ``*`` may stand in them.
+
+    Returns:
+        Findings, errors first.
+
+    Raises:
+        LineageError: no lineage, a union, or a code that there is none like.
+
+    Example:
+        >>> import torch, gradlineage
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layers = [torch.nn.Linear(2, 2)]
+        ...     def forward(self, x):
+        ...         return self.layers[0](x)
+        >>> [finding.code for finding in gradlineage.lint(gradlineage.trace(Net(), torch.ones(1, 2)))]
+        ['not-registered']
+    """
+    if not isinstance(lineage, Lineage) or lineage.runs > 1:
+        found = f"a union of {lineage.runs} passes" if isinstance(lineage, Lineage) else f"a {type(lineage).__name__}"
+        raise LineageError(
+            f"lint() looks at the lineage of one pass, found {found}; give it what trace(...) or Lineage.load(path) returned"
+        )
+    wanted, left = _patterns(select), _patterns(ignore)
+    codes = [c for c in CODES if _matches(c, wanted) and not _matches(c, left)]
+    look = _Look(lineage)
+    findings: list[Finding] = []
+    for check in dict.fromkeys(_CHECKS[c][0] for c in codes):
+        findings += [f for f in check(look) if f.code in codes]
+    return tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity)))
+
+
+def _patterns(codes: str | Iterable[str]) -> tuple[str, ...]:
+    given = (codes,) if isinstance(codes, str) else tuple(codes)
+    for pattern in given:
+        if not isinstance(pattern, str) or not any(fnmatch.fnmatchcase(code, pattern) for code in CODES):
+            raise LineageError(f"lint(): there is no code {pattern!r}; there are {', '.join(CODES)}")
+    return given
+
+
+def _matches(code: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(code, pattern) for pattern in patterns)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MOST])
+    return f"{shown} and {len(names) - _MOST:,} more" if len(names) > _MOST else shown
+
+
+def _plural(things: Iterable[object]) -> str:
+    return "" if len(list(things)) == 1 else "s"
+
+
+def _s(things: Sequence[object]) -> str:
+    return "s" if len(things) == 1 else ""
+
+
+def _are(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"
