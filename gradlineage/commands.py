@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +13,7 @@ from typing import Any
 
 from gradlineage.errors import UsageError
 from gradlineage.lineage import Call, Lineage
+from gradlineage.lint import CODES, SEVERITIES, lint
 from gradlineage.runs import Runs
 from gradlineage.target import build, check_call, find, make_inputs, parse_input, parse_settings, parse_target, read_batches
 from gradlineage.terminal import users, write
@@ -52,6 +55,24 @@ _DIFF = f"""examples:
   gradlineage diff old.py:Net new.py:Net --input 1x3x32x32
   gradlineage diff before.json net.py:Net --input 1x3x32x32
 {_INPUTS}Exit status: 0 no difference, 1 they differ, 2 the command could not be understood or a model failed."""
+
+
+_LINT = f"""codes:
+{"".join(f"  {code:<20} {told}" + chr(10) for code, told in CODES.items())}
+examples:
+  gradlineage lint net.py:Net --train --input 2x3x32x32
+  gradlineage lint net.json --ignore argument-unused --fail-on warning
+{_INPUTS}Exit status: 0 nothing as severe as --fail-on, 1 something is, or the model failed, 2 the command could not be understood."""
+
+_GRADS = f"""examples:
+  gradlineage grads net.py:Net --train --input 2x3x32x32
+  gradlineage grads net.json --output-tensor 0
+{_INPUTS}Exit status: 0 every parameter that takes gradient gets one, 1 one does not, or the model failed, 2 the command could not be understood."""
+
+_EXPLAIN = f"""examples:
+  gradlineage explain torchvision.models:resnet18 layer1.0.conv2 --input 1x3x64x64
+  gradlineage explain net.json conv1 fc
+{_INPUTS}Exit status: 0 done, 1 the model failed, 2 the command could not be understood."""
 
 
 def add_commands(commands: Any) -> None:
@@ -110,6 +131,35 @@ def add_commands(commands: Any) -> None:
     merge = add("merge", _merge, "put saved runs together", "Put runs of one model together that were traced in parts, in any order.")
     merge.add_argument("files", nargs="+", metavar="FILE", help="what 'paths --json' or Runs.save wrote")
     _add_output(merge)
+
+    check = add(
+        "lint", _lint, "look for faults of wiring", "Look for modules, parameters and tensors that go nowhere, and for gradient that stops.", _LINT,
+    )  # fmt: skip
+    _add_target(check, "TARGET")
+    findings = check.add_argument_group("the findings")
+    findings.add_argument("--select", action="append", metavar="CODE", help="only this code; * may stand in it, may be repeated")
+    findings.add_argument("--ignore", action="append", default=[], metavar="CODE", help="not this code")
+    findings.add_argument(
+        "--fail-on", choices=SEVERITIES, default="error", help="exit with 1 at findings of this severity or above (error)"
+    )
+    findings.add_argument("--format", choices=("text", "json"), default="text", help="text, or a JSON list for other tools")
+    _add_output(findings)
+
+    grads = add(
+        "grads", _grads, "say which parameters get a gradient", "Say which parameters the outputs send gradient to, and what stops it elsewhere.",
+        _GRADS,
+    )  # fmt: skip
+    _add_target(grads, "TARGET")
+    grads.add_argument("--output-tensor", metavar="NAME", help="from this output tensor alone, by number or name")
+    _add_output(grads)
+
+    tell = add(
+        "explain", _explain, "say what feeds a layer and what it feeds, or the way between two",
+        "Say in a few lines what feeds a layer and what it feeds; with a second one, the shortest way from the first to that.", _EXPLAIN,
+    )  # fmt: skip
+    _add_target(tell, "TARGET")
+    tell.add_argument("first", metavar="LABEL", help="a call or join, as the table labels it")
+    tell.add_argument("last", metavar="LABEL", nargs="?", help="another one")
 
 
 def _add_target(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -240,6 +290,32 @@ def _merge(options: argparse.Namespace) -> int:
     first, *others = [Runs.load(file) for file in options.files]
     runs = first.merge(*others)
     write(runs.to_json() if options.output is not None else str(runs), options.output)
+    return 0
+
+
+# -- lint, grads and explain -------------------------------------------------------------------------------------------------------
+
+
+def _lint(options: argparse.Namespace) -> int:
+    found = lint(_lineage(options, options.target), select=options.select or "*", ignore=options.ignore)
+    if options.format == "json":
+        write(json.dumps([dataclasses.asdict(f) for f in found], indent=1), options.output)
+    else:
+        counts = [f"{n} {s}{'s' * (n != 1 and s != 'info')}" for s in SEVERITIES if (n := sum(f.severity == s for f in found))]
+        write("\n".join([*map(str, found), ", ".join(counts) or "nothing found"]), options.output)
+    worst = SEVERITIES.index(options.fail_on)
+    return int(any(SEVERITIES.index(f.severity) <= worst for f in found))
+
+
+def _grads(options: argparse.Namespace) -> int:
+    name = options.output_tensor
+    report = _lineage(options, options.target).gradient(int(name) if name is not None and name.isdigit() else name)
+    write(str(report), options.output)
+    return int(bool(report.missing))
+
+
+def _explain(options: argparse.Namespace) -> int:
+    write(_lineage(options, options.target).explain(options.first, options.last), None)
     return 0
 
 

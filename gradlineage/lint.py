@@ -71,15 +71,22 @@ _Check = Callable[[_Look], Iterator[Finding]]
 
 def _never_called(look: _Look) -> Iterator[Finding]:
     borrowed = {name.rpartition(".")[0] for name, _ in look.graph.bypassed}
-    found: list[str] = []
+    owning = {name[:n] for name in (p.name for p in look.graph.registered) for n, c in enumerate(name) if c == "."}
+    found: set[str] = set()
+    plain: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for path, kind in look.graph.modules:
-        if not path or path in look.called or path in borrowed or any(path.startswith(f"{above}.") for above in found):
+        parts = path.split(".")
+        if not path or path in look.called or path in borrowed or any(".".join(parts[:n]) in found for n in range(1, len(parts))):
             continue
-        found.append(path)
-        yield Finding(
-            "never-called", "warning", path, "", f"{path} ({kind}) is registered and was never called",
-            "call it, remove it, or trace an input that reaches it",
-        )  # fmt: skip
+        found.add(path)
+        if path not in owning:
+            plain[kind, parts[-1]].append(path)
+            continue
+        told = f"{path} ({kind}) is registered and was never called, so its parameters were not used"
+        yield Finding("never-called", "warning", path, "", told, "call it, remove it, or trace an input that reaches it")
+    for (kind, _), paths in plain.items():
+        told = f"{_listed(paths)} ({kind}, without parameters) {_are(paths)} registered and {'was' if len(paths) == 1 else 'were'} never called"
+        yield Finding("never-called", "info", paths[0], "", told, "nothing to do if what it would do is done otherwise")
 
 
 def _dead_calls(look: _Look) -> Iterator[Finding]:
@@ -155,12 +162,13 @@ def _no_gradient(look: _Look) -> Iterator[Finding]:
 
 
 def _inputs(look: _Look) -> Iterator[Finding]:
-    reached = look.used[0]
+    deciding = look.walk.data(n for d in look.graph.decisions for n in d.nodes)[0]
+    reached = look.used[0] | deciding  # what only decides is used as well
     for call in look.graph.calls:
         for value in call.inputs if call.parent < 0 and look.graph.outputs else ():
             if value.node not in reached:
                 yield Finding(
-                    "input-unused", "warning", value.name, call.where, f"no output depends on the input {value.name or '(unnamed)'}",
+                    "input-unused", "warning", value.name, "", f"no output depends on the input {value.name or '(unnamed)'}",
                     "use it in the forward, or leave it out of the signature",
                 )  # fmt: skip
 

@@ -101,7 +101,7 @@ def place(frame: Any, across_calls: bool = False) -> tuple[Any, int]:
             break
         code = frame.f_code
         if not code.co_filename.startswith(_INSIDE):
-            return code, frame.f_lasti
+            return (None, 0) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti)
         if code.co_name == "_call_impl" and not across_calls:
             break
         frame = frame.f_back
