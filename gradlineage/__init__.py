@@ -13,7 +13,7 @@ from gradlineage.lineage import Break, Call, Decision, Flow, Join, Lineage, Link
 
 if TYPE_CHECKING:
     from gradlineage.compare import Difference, diff
-    from gradlineage.lint import Finding, lint
+    from gradlineage.findings import Finding, lint
     from gradlineage.many import trace_many
     from gradlineage.runs import Path, Runs
     from gradlineage.tracing import Recording, recording, trace
@@ -26,7 +26,7 @@ __all__ = [
 
 _LAZY = {
     **dict.fromkeys(("Recording", "recording", "trace"), "tracing"), "trace_many": "many", **dict.fromkeys(("Difference", "diff"), "compare"),
-    **dict.fromkeys(("Path", "Runs"), "runs"), **dict.fromkeys(("Finding", "lint"), "lint"),
+    **dict.fromkeys(("Path", "Runs"), "runs"), **dict.fromkeys(("Finding", "lint"), "findings"),
 }  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gradlineage.errors import UsageError
+from gradlineage.findings import CODES, SEVERITIES, lint
 from gradlineage.lineage import Call, Lineage
-from gradlineage.lint import CODES, SEVERITIES, lint
 from gradlineage.runs import Runs
 from gradlineage.target import build, check_call, find, make_inputs, parse_input, parse_settings, parse_target, read_batches
 from gradlineage.terminal import users, write

@@ -152,6 +152,7 @@ class _Item:
     is_layer: bool = True
     outputs: Sequence[Flow] = ()
     inputs: dict[str, list[tuple[_Link, ...]]] = field(default_factory=dict)  # per argument, the links of each of its tensors
+    where: str = ""  # of a join, the line of code
     later: _Item | None = None  # the next one of its group
     partner: _Item | None = None  # the one of the other lineage that is taken for the same
     group: tuple[str, str] = ("", "")  # what calls of one module have in common, and joins of one operation in the calls of one container
@@ -194,7 +195,7 @@ def _items(lineage: Lineage) -> list[_Item]:
         fed = (r.atom for r in view.incoming("join", index))
         begun = max((begun, container, *(view.leaving(atom)[0] for atom in fed if view.of_layer(atom))))
         path, above = calls[container].path if container >= 0 else "", found.get(("call", container))
-        item = found["join", index] = _Item(join.label, "", path, join.op, above, (begun, number), outputs=join.outputs)
+        item = found["join", index] = _Item(join.label, "", path, join.op, above, (begun, number), outputs=join.outputs, where=join.where)
         flows += [(item, "", f) for f in join.inputs]
     output = found["output", 0] = _Item("output", "", "", "(output)", None, (len(calls), 0))
     flows += [(output, f.name, f) for f in lineage.outputs]
@@ -233,12 +234,14 @@ def _pair(a: Iterable[_Item], b: Iterable[_Item]) -> None:
     """Find partners: calls by path, then joins by the container call in which they ran."""
     calls = _together([i for i in a if not i.op], [i for i in b if not i.op], lambda item: item.group)
     # containers before what is in them, and in an order that is the same from both sides
-    for here, there in sorted(
-        calls, key=lambda two: (two[0][0].is_layer and two[1][0].is_layer, len(two[0]) != len(two[1]), two[0][0].group)
-    ):
+    calls.sort(key=lambda two: (two[0][0].is_layer and two[1][0].is_layer, len(two[0]) != len(two[1]), two[0][0].group))
+    for here, there in calls:
         _meet(here, there)
     for here, there in _together([i for i in a if i.op], [i for i in b if i.op], lambda item: (item.home, item.group)):
-        _meet(here, there)
+        lines = [{item.where for item in items} for items in (here, there)]
+        one = lines[0] <= lines[1] or lines[1] <= lines[0]  # one version of the code: a line is itself
+        for xs, ys in _together(here, there, lambda item: item.where) if one else [(here, there)]:
+            _meet(xs, ys)
 
 
 def _together(a: Iterable[_Item], b: Iterable[_Item], sign: Callable[[_Item], Hashable]) -> list[tuple[list[_Item], list[_Item]]]:
@@ -310,7 +313,7 @@ def _same(p: _Item | None, q: _Item | None) -> bool:
 
 def _last(x: _Item, p: _Item | None, y: _Item, q: _Item | None) -> bool:
     """The last step of a loop that runs longer: one of them has no partner, so that it is listed as added or removed, and that says it all."""
-    if p is None or q is None or (p.partner and q.partner) or p.group != q.group:
+    if p is None or q is None or (p.partner and q.partner) or p.group != q.group or (p.op and p.where != q.where):
         return False
     return all(origin.later is None or origin.later.clock >= reader.clock for origin, reader in ((p, x), (q, y)))
 

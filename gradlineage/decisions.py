@@ -12,7 +12,7 @@ import torch
 from gradlineage.tables import Facts
 from gradlineage.tape import LEAVES, OP, Tape
 
-__all__ = ["ReadNote", "inner_ways", "kind_of_read", "plain_value"]
+__all__ = ["ReadNote", "inner_ways", "kind_of_read", "plain_value", "size_of"]
 
 Tensor = torch.Tensor
 
@@ -24,7 +24,7 @@ _SIZED = frozenset(
 
 
 class ReadNote(NamedTuple):
-    """One reading, as it is noted. ``value`` is what Python saw, where that was one number."""
+    """One reading, as it is noted. ``value`` is what Python saw, where that was one number; of a shape its first size."""
 
     kind: str
     order: int  # a number on the tape
@@ -68,6 +68,13 @@ def _indexing(index: Any) -> str:
         if _whole(part) or (isinstance(part, slice) and any(isinstance(p, Tensor) for p in (part.start, part.stop, part.step))):
             found = "index"
     return found
+
+
+def size_of(result: Any) -> int | None:
+    """The size that hung on the values: of the first dimension of the first tensor that came out."""
+    while isinstance(result, tuple | list) and result:
+        result = result[0]
+    return int(result.shape[0]) if isinstance(result, Tensor) and result.dim() else None
 
 
 def plain_value(value: Any) -> bool | int | float | str | None:

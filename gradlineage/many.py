@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradlineage.errors import LineageError
+from gradlineage.lineage import Lineage
 from gradlineage.notes import callable_modules
 from gradlineage.runs import Runs
 from gradlineage.tracing import model_of, preserved_random_state, trace_once
@@ -82,7 +83,8 @@ def trace_calls(
     with preserved_random_state(models):  # as a whole: each pass draws what follows
         try:
             for args, kwargs in calls:
-                pending.append(Runs.of(trace_once(models, args, kwargs), number, modules, max_paths))
+                lineage = _placeless(trace_once(models, args, kwargs))
+                pending.append(Runs.of(lineage, number, modules, max_paths))
                 number += step
                 if len(pending) == _AT_ONCE:
                     runs, pending = runs.merge(*pending), []
@@ -90,6 +92,12 @@ def trace_calls(
             error.add_note(f"while tracing input {number} of many")
             raise
     return runs.merge(*pending)
+
+
+def _placeless(lineage: Lineage) -> Lineage:
+    """Without the line that called the model: parts that were traced by different scripts are to be equal."""
+    graph = lineage._graph
+    return Lineage(graph._replace(calls=tuple(c._replace(where="") if c.parent < 0 else c for c in graph.calls)))
 
 
 def _arguments(batch: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -103,7 +103,7 @@ class Path:
         share: the same as a part of all inputs, 0 to 1.
         examples: numbers of the first inputs that took it.
         lineage: that of the first of them; None beyond ``max_paths``.
-        length: how many calls ran.
+        length: how many layer calls ran.
     """
 
     __slots__ = ("_runs", "count", "examples", "key", "length", "lineage", "share")
@@ -159,7 +159,7 @@ class Runs:
             place = decision.where, decision.kind, decision.call.path if decision.call is not None else ""
             sides[place] = sides.get(place, Sides()) + Sides.of(decision.value)
         edges = {(_plain(reader), _plain(source)): 1 for reader, source in _edges(lineage)}
-        trail = _Trail(1, (number,), lineage, number, len(lineage.calls), sides)
+        trail = _Trail(1, (number,), lineage, number, len(lineage.layers), sides)
         return cls(lineage.model, modules, {signature(lineage): trail}, {p: (n, n, 1) for p, n in calls.items()}, edges, max_paths)
 
     # -- what there is ---------------------------------------------------------------------------------------------------------------

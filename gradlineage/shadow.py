@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gradlineage.decisions import ReadNote, kind_of_read, plain_value
+from gradlineage.decisions import ReadNote, kind_of_read, plain_value, size_of
 from gradlineage.notes import place
 from gradlineage.tables import Facts, facts_of
 from gradlineage.tape import LEAVES, OP, Tape, Unknown
@@ -205,7 +205,9 @@ class ShadowMode(TorchFunctionMode):
         call = self.stack[-1].index if self.stack else -1
         values = tuple(p if p >= 0 else ~p for p in parents)
         waits = any(t.device.type not in ("cpu", "meta") for t in operands)
-        self.tape.reads.append(ReadNote(kind, self.tape.next(), call, plain_value(result), values, code, at, waits))
+        self.tape.reads.append(
+            ReadNote(kind, self.tape.next(), call, size_of(result) if kind == "shape" else plain_value(result), values, code, at, waits)
+        )
 
     def _several(self, facts: Facts, made: list[Tensor], operands: list[Tensor], parents: tuple[int, ...], before: int, after: int) -> None:
         """Outputs share an entry; those without gradient have one of their own, so that top-k's indices are told from its values."""

@@ -154,6 +154,6 @@ def facts_of(func: Any) -> Facts:
 
 
 def share_of(part: int, whole: int) -> str:
-    """A part as a reader wants it: ``62 %``, ``0.3 %``."""
+    """A part as a reader wants it: ``62%``, ``0.3%``."""
     share = 100 * part / whole if whole else 0.0
-    return f"{share:.0f} %" if share >= 1 or not part else f"{share:.1g} %"
+    return f"{share:.0f}%" if share >= 1 or not part else f"{share:.1g}%"

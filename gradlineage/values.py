@@ -76,7 +76,7 @@ class Decision:
             (printing), or ``shape`` (a result whose size hangs on the values: ``nonzero``, a boolean mask, ``nms``).
         where: ``file:line``.
         call: the call in which it happened, None outside of all calls.
-        value: what Python saw, where that was one number.
+        value: what Python saw, where that was one number; for ``shape`` the first size of the result.
         sources: what the value was computed from; within a layer, what came into the layer.
         waits: whether the program had to wait for a device other than the CPU.
     """

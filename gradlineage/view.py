@@ -145,9 +145,9 @@ class View:
             for node in (*(v.node for v in call.inputs), *others):
                 number -= 1
                 yield number, node
-        for value in self.graph.outputs:
+        for node in (*(v.node for v in self.graph.outputs), *(n for d in self.graph.decisions for n in d.nodes)):
             number -= 1
-            yield number, value.node
+            yield number, node
         for join in self.ways.joins:
             for edge in self.ways.parents[join]:
                 yield join, edge if edge >= 0 else ~edge

@@ -56,13 +56,13 @@ READINGS: dict[str, tuple[Callable[[Tensor], object], str, Any, tuple[str, ...]]
     "in": (lambda g: 3 in g, "equal", True, ("getitem",)),
     "format": (lambda g: f"{g.sum():.1f}", "format", None, ("getitem", "sum")),
     "print": (lambda g: str(g.sum()), "format", None, ("getitem", "sum")),
-    "mask": (lambda g: torch.ones(4)[g > 1], "shape", None, ("getitem", "gt")),
-    "nonzero": (lambda g: g.nonzero(), "shape", None, ("getitem",)),
-    "where": (lambda g: torch.where(g > 1), "shape", None, ("getitem", "gt")),
-    "unique": (lambda g: torch.unique(g), "shape", None, ("getitem",)),
-    "repeats": (lambda g: torch.ones(4).repeat_interleave(g.long()), "shape", None, ("getitem", "long")),
-    "one_hot": (lambda g: F.one_hot(g.long()), "shape", None, ("getitem", "long")),
-    "nms": (lambda g: torchvision.ops.nms(torch.ones(4, 4), g, 0.5), "shape", None, ("getitem",)),
+    "mask": (lambda g: torch.ones(4)[g > 1], "shape", 2, ("getitem", "gt")),
+    "nonzero": (lambda g: g.nonzero(), "shape", 3, ("getitem",)),
+    "where": (lambda g: torch.where(g > 1), "shape", 2, ("getitem", "gt")),
+    "unique": (lambda g: torch.unique(g), "shape", 4, ("getitem",)),
+    "repeats": (lambda g: torch.ones(4).repeat_interleave(g.long()), "shape", 6, ("getitem", "long")),
+    "one_hot": (lambda g: F.one_hot(g.long()), "shape", 4, ("getitem", "long")),
+    "nms": (lambda g: torchvision.ops.nms(torch.ones(4, 4), g, 0.5), "shape", 4, ("getitem",)),
 }
 
 

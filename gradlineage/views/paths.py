@@ -25,7 +25,7 @@ def _rows(paths: Sequence[Path]) -> Iterator[str]:
     if not paths:
         return
     cells = [
-        (f"path {n}", share_of(p.count, round(p.count / p.share)), f"×{p.count:,}", f"{p.length:,} calls", _examples(p))
+        (f"path {n}", share_of(p.count, round(p.count / p.share)), f"×{p.count:,}", _number(p.length, "layer"), _examples(p))
         for n, p in enumerate(paths, 1)
     ]
     shown = cells[:_MOST]

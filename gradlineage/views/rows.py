@@ -91,7 +91,9 @@ def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, 
     for number, join in enumerate(lineage.joins if joins else (), 1):
         operands = tuple(Incoming("", entries_of(f, True)) for f in join.inputs)
         row = Row(join.label, join.label, "", tuple(f.shape for f in join.outputs), operands, seen=join.count)
-        after = max((after, *(rank[e.key][0] for e in row.entries if e.key in rank)))
+        before = [rank[e.key][0] for e in row.entries if e.key in rank]
+        # in a union joins of different passes have no common order: each stands below what feeds it
+        after = max((-1 if lineage.runs > 1 else after, *before))
         rank[row.key] = after, number
         rows.append(row)
     rows.sort(key=lambda row: rank[row.key])
