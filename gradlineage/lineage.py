@@ -314,6 +314,24 @@ class Lineage:
 
         return to_table(self, **options)
 
+    def to_dot(self, **options: Any) -> str:
+        """A picture in Graphviz's DOT language. Options as in `gradlineage.views.dot.to_dot`: ``shapes``, ``decisions``, ``before``."""
+        from gradlineage.views.dot import to_dot
+
+        return to_dot(self, **options)
+
+    def to_svg(self, **options: Any) -> str:
+        """A picture as SVG text, laid out by Graphviz. Options as of `to_dot`."""
+        from gradlineage.views.dot import to_svg
+
+        return to_svg(self, **options)
+
+    def to_png(self, **options: Any) -> bytes:
+        """A picture as the bytes of a PNG file, laid out by Graphviz. Options as of `to_dot`."""
+        from gradlineage.views.dot import to_png
+
+        return to_png(self, **options)
+
     def to_json(self) -> str:
         """The whole lineage as JSON, schema ``gradlineage/1``; `from_json` gives an equal one back."""
         from gradlineage.exchange import to_json
