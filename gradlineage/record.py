@@ -21,7 +21,7 @@ from gradlineage.notes import CallNote, line_of, looks, own_parameters, place
 from gradlineage.registry import Keeper, Registry
 from gradlineage.shadow import ShadowMode
 from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown
-from gradlineage.tensors import inner_tensors, is_leaf, node_of, takes_gradient
+from gradlineage.tensors import inner_tensors, is_leaf, node_of, storage_of, takes_gradient
 
 __all__ = ["Recorder"]
 
@@ -92,8 +92,7 @@ class Recorder:
         if self.keeper is not None and not self.shadow:
             self.keeper.keep_all()  # nothing will tell of writes
         if self.shadow:
-            before_write = self.keeper.before_write if self.keeper is not None else None
-            self._mode = ShadowMode(self.tape, self._stack(), before_write)
+            self._mode = ShadowMode(self.tape, self._stack(), self.keeper.before_write if self.keeper is not None else None)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
@@ -250,6 +249,7 @@ class Recorder:
         found = tape.known(base) if base is not None else None
         if shared and movable:
             tensor = alias_of(tensor) if self.alias else tensor
+            tape.aliased.add(storage_of(tensor))
         shared = shared or (found is not None and found[2] < call.start) or tape.older(tensor, call.start)
         grad = takes_gradient(tensor)
         value = tape.next()

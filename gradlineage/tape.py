@@ -59,6 +59,7 @@ class Tape:
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
         self.written: dict[int, int] = {}  # the value after an in-place write -> the one before
         self.reads: list[Any] = []  # where Python read a value
+        self.aliased: set[int] = set()  # storages over which a module handed out an alias
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did
         self.cuts: dict[int, bool] = {}  # operations that lost the gradient of an operand -> whether grad mode was on
 
@@ -184,8 +185,9 @@ class Tape:
             value = own
         elif store[2] <= found[2]:
             calls, parted = self._handed(own, value)
-            # autograd knows nothing of a write to .data
+            # autograd knows nothing of a write to .data; to an alias that a module handed out in place of the tensor it would have known
             unnoticed = tensor.requires_grad and self.entries[own][4] and not self.entries[value][4]
+            unnoticed = unnoticed and storage_of(tensor) not in self.aliased
             old: int = own if unnoticed or not parted else value
             for call in () if old == own else reversed(calls):  # what memory holds now, as it left each of them
                 entry = self.entries[call]

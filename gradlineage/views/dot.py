@@ -126,7 +126,7 @@ def _near(spot: Spot) -> str:
 
 def _wire(wire: Wire, number: int) -> Iterator[str]:
     yield f'id="w{number}"'
-    text = f"✂ {wire.text}" if wire.stopped and wire.text else wire.text
+    text = f"cut: {wire.text}" if wire.stopped and wire.text else wire.text
     if text:
         yield f"label={_quoted(f' {text} ')}"
     if wire.stopped:

@@ -115,7 +115,7 @@ class _Maker:
                 loops.pop()
             if line.row is None:
                 loops.append((f"loop {number}", line.depth))
-                self.containers[loops[-1][0]] = f"⟲ ×{line.times}"
+                self.containers[loops[-1][0]] = f"loop ×{line.times}"
             else:
                 self._line(number, line, within, tuple(key for key, _ in loops))
 
