@@ -7,21 +7,20 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from gradlineage.errors import UsageError
 from gradlineage.findings import CODES, SEVERITIES, lint
 from gradlineage.lineage import Call, Lineage
+from gradlineage.running import MODEL, is_saved, lineage_of, no_model, runs_of, traced
 from gradlineage.runs import Runs
-from gradlineage.target import build, check_call, find, make_inputs, parse_input, parse_settings, parse_target, read_batches
-from gradlineage.terminal import users, write
+from gradlineage.terminal import write
+from gradlineage.views.notebook import fitting
 
 __all__ = ["add_commands"]
 
 _ROWS = 400  # more than that no one reads
-_MODEL = ("set", "input", "device", "train")
+_SPOTS = 70  # nodes that fit on a screen
 
 _INPUTS = """
 inputs:
@@ -75,6 +74,14 @@ _EXPLAIN = f"""examples:
 {_INPUTS}Exit status: 0 done, 1 the model failed, 2 the command could not be understood."""
 
 
+_DRAW = f"""examples:
+  gradlineage draw torchvision.models:resnet50 --input 1x3x224x224 -o resnet50.svg
+  gradlineage draw net.py:Net --input 1x3x32x32 -o net.html
+  gradlineage draw net.json --collapse 'encoder.*' --shapes -o net.png
+  gradlineage draw after.json --before before.json -o change.svg
+{_INPUTS}Exit status: 0 done, 1 the model failed, 2 the command could not be understood."""
+
+
 def add_commands(commands: Any) -> None:
     """The subcommands, each with its options and ``run``, the function that does it."""
     raw = argparse.RawDescriptionHelpFormatter
@@ -121,6 +128,22 @@ def add_commands(commands: Any) -> None:
     many.add_argument("--union", action="store_true", help="print the table of all paths in one, with shares, instead")
     many.add_argument("--json", action="store_true", help="print the runs as JSON, which 'paths' and 'merge' read again")
     _add_output(many)
+
+    picture = add(
+        "draw", _draw, "draw a model or a saved lineage", "Draw what feeds each layer, as a picture or a page that opens in a browser.", _DRAW,
+    )  # fmt: skip
+    _add_target(picture, "TARGET")
+    look = picture.add_argument_group("the picture")
+    look.add_argument("-o", "--output", metavar="FILE", required=True, help="net.svg, .png, .html, .dot, .mmd (Mermaid) or .json")
+    look.add_argument("--depth", type=int, metavar="N", help="show containers N calls below the root as one node each")
+    look.add_argument(
+        "--collapse", action="append", default=[], metavar="PATTERN", help="show containers whose path matches as one node each"
+    )
+    look.add_argument("--full", action="store_true", help=f"all of it, however large (above {_SPOTS} nodes it is collapsed)")
+    look.add_argument("--roll", action="store_true", help="loops as loops, cell ×500")
+    look.add_argument("--shapes", action="store_true", help="with the shapes of what layers return")
+    look.add_argument("--no-decisions", action="store_true", help="without the places where Python read a tensor's value")
+    look.add_argument("--before", metavar="FILE", help="a saved lineage: mark what was added, removed or rewired since")
 
     differ = add(
         "diff", _diff, "compare two models or saved lineages",
@@ -185,7 +208,7 @@ def _add_output(parser: Any) -> None:
 def _show(options: argparse.Namespace) -> int:
     if options.json and options.layer is not None:
         raise UsageError("--layer picks rows of the table and cannot go with --json; leave one of them out")
-    lineage = _lineage(options, options.target)
+    lineage = lineage_of(options, options.target)
     if options.depth is not None:
         lineage = lineage.collapse(depth=options.depth)
     if options.roll:
@@ -194,7 +217,7 @@ def _show(options: argparse.Namespace) -> int:
         write(lineage.to_json(), options.output)
         return 0
     if not options.full and not options.roll and options.depth is None and options.layer is None:
-        lineage = _fitting(lineage, not options.no_joins)
+        lineage = _fitting(lineage, not options.no_joins, _ROWS)
     color = options.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     width = options.width if options.width is not None or options.output is None else 120
     table = lineage.to_table(
@@ -210,77 +233,76 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _fitting(lineage: Lineage, joins: bool) -> Lineage:
-    """The lineage itself if its table is short enough, else collapsed at the greatest depth at which it is."""
+def _fitting(lineage: Lineage, joins: bool, most: int) -> Lineage:
+    """The lineage itself if it is short enough, else collapsed, and told so."""
+    shown = fitting(lineage, most, joins)
+    if shown is not lineage:
+        rows, now = (len(view.layers) + len(view.joins) * joins for view in (lineage, shown))
+        depth = max(_level(call) for call in shown.layers if call._index in shown._collapsed)
+        largest = max(shown.layers, key=lambda call: (call._index in shown._collapsed, call.parameters[0]))
+        told = f"gradlineage: {rows:,} rows, collapsed to {now:,} with --depth {depth}"
+        print(f"{told}; open it with --full, --depth {depth + 1} or --layer '{largest.path}.*'", file=sys.stderr)
+    return shown
 
-    def count(view: Lineage) -> int:
-        return len(view.layers) + (len(view.joins) if joins else 0)
 
-    rows = count(lineage)
-    if rows <= _ROWS:
-        return lineage
-    level: dict[Call | None, int] = {None: -1}
-    for call in lineage.calls:
-        level[call] = level[call.parent] + 1
-    for depth in range(max(level.values()) - 1, 0, -1):
-        shown = lineage.collapse(depth=depth)
-        if depth > 1 and (len(shown.layers) > _ROWS or count(shown) > _ROWS):  # joins cost a walk: count them last
-            continue
-        if count(shown) < rows:
-            largest = max(shown.layers, key=lambda call: (call._index in shown._collapsed, call.parameters[0]))
-            told = f"gradlineage: {rows:,} rows, collapsed to {count(shown):,} with --depth {depth}"
-            print(f"{told}; open it with --full, --depth {depth + 1} or --layer '{largest.path}.*'", file=sys.stderr)
-            return shown
-    return lineage
+def _level(call: Call) -> int:
+    level, above = 0, call.parent
+    while above is not None:
+        level, above = level + 1, above.parent
+    return level
+
+
+def _draw(options: argparse.Namespace) -> int:
+    from gradlineage.views.dot import to_dot, to_png, to_svg
+    from gradlineage.views.mermaid import to_mermaid
+
+    kind = options.output.rpartition(".")[2].lower()
+    if kind not in ("svg", "png", "dot", "html", "mmd", "json"):
+        raise UsageError(f"-o {options.output}: the name says what to draw; expected .svg, .png, .html, .dot, .mmd or .json at its end")
+    lineage = lineage_of(options, options.target)
+    if options.collapse or options.depth is not None:
+        lineage = lineage.collapse(*options.collapse, depth=options.depth)
+    elif not options.full and kind in ("svg", "png", "dot"):
+        lineage = _fitting(lineage, True, _SPOTS)
+    lineage = lineage.roll() if options.roll else lineage
+    look: dict[str, Any] = {"shapes": options.shapes, "decisions": not options.no_decisions}
+    marked = look | {"before": Lineage.load(options.before) if options.before else None}
+    if options.before and kind not in ("svg", "png", "dot"):
+        raise UsageError(f"--before marks changes in .svg, .png and .dot, not in .{kind}")
+    if kind == "html":
+        from gradlineage.views.page import to_html
+
+        write(to_html(lineage), options.output)
+    elif kind == "png":
+        write(to_png(lineage, **marked), options.output)
+    elif kind == "json":
+        write(lineage.to_json(), options.output)
+    else:
+        write(to_mermaid(lineage, **look) if kind == "mmd" else (to_svg if kind == "svg" else to_dot)(lineage, **marked), options.output)
+    return 0
 
 
 # -- paths, diff and merge ---------------------------------------------------------------------------------------------------------
 
 
 def _paths(options: argparse.Namespace) -> int:
-    if _is_saved(options.target):
-        _no_model(options, options.target, "runs", (*_MODEL, "inputs", "random"))
+    if is_saved(options.target):
+        no_model(options, options.target, "runs", (*MODEL, "inputs", "random"))
         runs = Runs.load(options.target)
     else:
-        runs = _trace_many(options)
+        runs = runs_of(options)
     if options.json and options.union:
         raise UsageError("--union prints a table and cannot go with --json; leave one of them out")
     write(runs.to_json() if options.json else str(runs.union() if options.union else runs), options.output)
     return 0
 
 
-def _trace_many(options: argparse.Namespace) -> Runs:
-    if (options.inputs is None) == (options.random is None):
-        raise UsageError(f"paths {options.target} needs inputs: --inputs FOLDER_OR_FILE, or --random 100 with --input 1x3x224x224")
-    if options.random is not None and (options.random < 1 or not options.input):
-        raise UsageError(f"--random {options.random} draws what --input describes: --random 100 --input 1x3x224x224")
-    if options.inputs is not None and options.input:
-        raise UsageError("--inputs names files and --input describes a tensor: give one of the two")
-    specs = [parse_input(text) for text in options.input]
-    model = _model(options, options.target)
-    from gradlineage.many import trace_calls, with_progress
-
-    def drawn() -> Iterator[tuple[list[Any], dict[str, Any]]]:
-        for _ in range(options.random):
-            yield make_inputs(specs, model, options.device)
-
-    calls = read_batches(Path(options.inputs), model, options.device) if options.inputs is not None else drawn()
-
-    def checked() -> Iterator[tuple[Sequence[Any], dict[str, Any]]]:
-        for args, kwargs in calls:
-            check_call(model, options.target, args, kwargs)
-            yield args, kwargs
-
-    with users("running the model"):
-        return trace_calls(model, with_progress(checked(), options.random), max_paths=options.max_paths)
-
-
 def _diff(options: argparse.Namespace) -> int:
     from gradlineage.compare import diff
 
-    if _is_saved(options.a) and _is_saved(options.b):
-        _no_model(options, f"{options.a} and {options.b}", "lineages", _MODEL)
-    first, second = (Lineage.load(t) if _is_saved(t) else _traced(options, t) for t in (options.a, options.b))
+    if is_saved(options.a) and is_saved(options.b):
+        no_model(options, f"{options.a} and {options.b}", "lineages", MODEL)
+    first, second = (Lineage.load(t) if is_saved(t) else traced(options, t) for t in (options.a, options.b))
     found = diff(first, second)
     write(str(found), None)
     return 1 if found else 0
@@ -297,7 +319,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> int:
-    found = lint(_lineage(options, options.target), select=options.select or "*", ignore=options.ignore)
+    found = lint(lineage_of(options, options.target), select=options.select or "*", ignore=options.ignore)
     if options.format == "json":
         write(json.dumps([dataclasses.asdict(f) for f in found], indent=1), options.output)
     else:
@@ -309,54 +331,11 @@ def _lint(options: argparse.Namespace) -> int:
 
 def _grads(options: argparse.Namespace) -> int:
     name = options.output_tensor
-    report = _lineage(options, options.target).gradient(int(name) if name is not None and name.isdigit() else name)
+    report = lineage_of(options, options.target).gradient(int(name) if name is not None and name.isdigit() else name)
     write(str(report), options.output)
     return int(bool(report.missing))
 
 
 def _explain(options: argparse.Namespace) -> int:
-    write(_lineage(options, options.target).explain(options.first, options.last), None)
+    write(lineage_of(options, options.target).explain(options.first, options.last), None)
     return 0
-
-
-# -- models and saved files --------------------------------------------------------------------------------------------------------
-
-
-def _is_saved(target: str) -> bool:
-    return target.lower().endswith(".json")
-
-
-def _no_model(options: argparse.Namespace, target: str, what: str, names: Sequence[str]) -> None:
-    if given := [name for name in names if getattr(options, name, None)]:
-        verb = "are" if " and " in target else "is a" if what == "lineage" else "holds"
-        raise UsageError(f"{target} {verb} saved {what}, no model runs: leave out --{', --'.join(given)}")
-
-
-def _lineage(options: argparse.Namespace, target: str) -> Lineage:
-    if not _is_saved(target):
-        return _traced(options, target)
-    _no_model(options, target, "lineage", _MODEL)
-    return Lineage.load(target)
-
-
-def _model(options: argparse.Namespace, target: str) -> Any:
-    settings = parse_settings(options.set)
-    parse_target(target)  # complain before torch is imported, which takes seconds
-    with users(f"importing {target}"):
-        import torch
-
-        torch.manual_seed(0)
-        found = find(target)
-    with users("building the model"):
-        return build(found, target, settings, options.device).train(options.train)
-
-
-def _traced(options: argparse.Namespace, target: str) -> Lineage:
-    specs = [parse_input(text) for text in options.input]
-    model = _model(options, target)
-    from gradlineage.tracing import trace
-
-    args, kwargs = make_inputs(specs, model, options.device)
-    check_call(model, target, args, kwargs)
-    with users("running the model"):
-        return trace(model, *args, **kwargs)

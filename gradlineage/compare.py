@@ -1,7 +1,6 @@
 """What changed between two lineages: calls and joins that came or went, and tensors that are fed from elsewhere. Needs no torch.
 
-The calls, the joins and the output of each lineage become `_Item`s, in groups of the same module or operation. First the members of a group are
-paired with those of the other lineage's, then what feeds the two of a pair is compared.
+Calls, joins and output become `_Item`s; those of one module or operation are paired with the other lineage's, then what feeds a pair is compared.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from gradlineage.errors import LineageError
 from gradlineage.lineage import Flow, Lineage
+from gradlineage.steps import braced
 from gradlineage.tables import REARRANGING
 
 __all__ = ["Difference", "Reshaped", "Retyped", "Rewired", "diff"]
@@ -117,8 +117,7 @@ def diff(a: Lineage, b: Lineage) -> Difference:
     for name, value in (("a", a), ("b", b)):
         if not isinstance(value, Lineage):
             raise LineageError(f"diff(): {name} is a {type(value).__name__}, expected a Lineage: pass trace(...) or Lineage.load(path)")
-    before, after = _items(a), _items(b)
-    _pair(before, after)
+    _pair(before := _items(a), after := _items(b))
     pairs = [(y.partner, y) for y in after if y.partner is not None and y.is_layer and y.partner.is_layer]
     added, removed = ([item for item in items if item.partner is None] for items in (after, before))
     return Difference(
@@ -137,6 +136,7 @@ class _Link(NamedTuple):
     origin: _Item | None
     facts: tuple[Hashable, ...]
     text: str
+    group: tuple[int, ...]  # of an operand, the folded joins in which it met others before
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -199,9 +199,8 @@ def _items(lineage: Lineage) -> list[_Item]:
         flows += [(item, "", f) for f in join.inputs]
     output = found["output", 0] = _Item("output", "", "", "(output)", None, (len(calls), 0))
     flows += [(output, f.name, f) for f in lineage.outputs]
-    cut = frozenset(node for stop in lineage._graph.breaks for node in stop.after)
     for item, name, flow in flows:
-        item.inputs.setdefault(re.sub(r"(\[\d+\])+$", "", name), []).append(tuple(_links(flow, found, cut)))
+        item.inputs.setdefault(re.sub(r"(\[\d+\])+$", "", name), []).append(tuple(_links(flow, found)))
     items = sorted(found.values(), key=lambda item: item.clock)
     latest: dict[tuple[str, str], _Item] = {}
     for item in reversed(items):
@@ -210,8 +209,9 @@ def _items(lineage: Lineage) -> list[_Item]:
     return items
 
 
-def _links(flow: Flow, found: dict[tuple[str, int], _Item], cut: frozenset[int]) -> Iterator[_Link]:
+def _links(flow: Flow, found: dict[tuple[str, int], _Item]) -> Iterator[_Link]:
     view, unused = flow._lineage._view, flow.used is False
+    group = view.group(*flow._key) if flow._key[1] >= 0 else ()
     for reference in flow._references:
         node, label = view.graph.nodes[reference.atom], view.label(reference.atom)
         origin, place = None, label  # leaves are told apart by their labels
@@ -223,11 +223,10 @@ def _links(flow: Flow, found: dict[tuple[str, int], _Item], cut: frozenset[int])
         elif node.kind in ("parameter", "buffer"):
             label = f"[{label}]"
         ops = tuple(op for op in view.ops(reference) if op not in REARRANGING)
-        # as in the table: where nothing has gradient, nothing in the model stops it
-        stopped = not reference.differentiable and bool(cut) and (node.grad or reference.atom in cut)
+        stopped = view.stopped(reference.atom, reference.differentiable)
         arrow = "⇠ " if stopped else "← " if ops else ""
         text = f"{' ← '.join(reversed(ops))} {arrow}{label}".lstrip() + " (unused)" * unused
-        yield _Link(origin, (place, ops, stopped, unused), text)
+        yield _Link(origin, (place, ops, stopped, unused, group), text, group)
 
 
 def _pair(a: Iterable[_Item], b: Iterable[_Item]) -> None:
@@ -328,7 +327,8 @@ def _texts(tensors: list[tuple[_Link, ...]], across: bool) -> tuple[str, ...]:
         return f"{link.text} ({f'{partner.label} in' if partner else 'not in'} the other)"
 
     parts = [tuple(map(text, links)) for links in tensors]
-    return parts[0] if len(parts) == 1 else tuple(map(" & ".join, parts))
+    groups = [links[0].group if links else () for links in tensors]
+    return parts[0] if len(parts) == 1 else tuple(braced([*map(" & ".join, parts)], groups))
 
 
 def _reshaped(x: _Item, y: _Item) -> Iterator[Reshaped]:

@@ -107,7 +107,7 @@ def save(lineage: Lineage, path: str | os.PathLike[str]) -> None:
         raise LineageError(f"cannot save to {name!r}: {error.strerror or error}; what was there before is unchanged") from error
 
 
-def write_text(text: str, name: str) -> None:
+def write_text(text: str | bytes, name: str) -> None:
     """Write a file, all of it or nothing: a temporary file beside it is moved into its place when complete. A link stays one, a pipe too."""
     target = os.path.realpath(name)
     temporary = os.path.join(os.path.dirname(target), f".gradlineage-{secrets.token_hex(6)}.tmp")
@@ -116,7 +116,7 @@ def write_text(text: str, name: str) -> None:
         temporary = target
     try:
         with open(temporary, "wb") as file:
-            file.write(text.encode())
+            file.write(text if isinstance(text, bytes) else text.encode())
         if temporary != target:
             os.chmod(temporary, stat.S_IMODE(mode or os.stat(temporary).st_mode))
             os.replace(temporary, target)

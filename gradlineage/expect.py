@@ -181,8 +181,23 @@ def _operands(lineage: Lineage, op: str, ways: Sequence[_Way]) -> list[tuple[_Wa
         return [(w,) for w in rest] if len(data) <= 1 else [tuple(rest)]
     joins = [w for w in ways if not w.ops and view.is_join(w.reference.atom)]
     if len(joins) == 1 and lineage._graph.nodes[joins[0].reference.atom].name == op:
-        return [_ways(lineage, operand) for operand in view.operands(joins[0].reference.atom)]
+        return _spliced(lineage, op, joins[0].reference.atom)
     return None
+
+
+def _spliced(lineage: Lineage, op: str, join: int) -> list[tuple[_Way, ...]]:
+    """The operands of a join; those that are joins of the same operation with no row of their own give theirs instead."""
+    view, found = lineage._view, []
+    stack = list(reversed(view.apart(join)))
+    while stack:
+        operand = stack.pop()
+        ways = _ways(lineage, operand)
+        inner = [w.reference.atom for w in ways if not w.ops and w.reference.atom in view.folded]
+        if len(ways) == 1 and inner and lineage._graph.nodes[inner[0]].name == op:
+            stack += reversed(view.apart(inner[0]))
+        else:
+            found.append(ways)
+    return found
 
 
 def _flat(expected: _Expression) -> tuple[_Expression, ...]:
@@ -200,8 +215,9 @@ def _shown(lineage: Lineage, ways: Sequence[_Way], depth: int) -> str:
         atom = way.reference.atom
         text = lineage._view.label(atom)
         if lineage._view.is_join(atom) and depth > len(way.ops) + 1:
-            inner = (_shown(lineage, _ways(lineage, o), depth - len(way.ops) - 1) for o in lineage._view.operands(atom))
-            text = f"{lineage._graph.nodes[atom].name}({', '.join(inner)})"
+            op = lineage._graph.nodes[atom].name
+            inner = (_shown(lineage, o, depth - len(way.ops) - 1) for o in _spliced(lineage, op, atom))
+            text = f"{op}({', '.join(inner)})"
         for op in reversed(way.ops):
             text = f"{op}({text})"
         texts.append(text)

@@ -18,6 +18,7 @@ __all__ = ["CODES", "SEVERITIES", "Finding", "lint"]
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 _MOST = 4  # names that a message lists
+_DDP = "; DistributedDataParallel complains about such parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,17 @@ class _Look:
         return self.walk.data(v.node for v in self.graph.outputs)
 
     @cached_property
+    def deciding(self) -> set[int]:
+        """The nodes that something Python read was computed from."""
+        return self.walk.data(n for d in self.graph.decisions for n in d.nodes)[0]
+
+    @cached_property
+    def dead(self) -> set[str]:
+        """Paths of layers none of whose calls had a part in what was returned."""
+        alive = {self.graph.calls[c].path for c in self.used[1]}
+        return {c.path for c in self.graph.calls if c.layer} - alive
+
+    @cached_property
     def gradient(self) -> GradientReport:
         return self.lineage.gradient()
 
@@ -83,7 +95,7 @@ def _never_called(look: _Look) -> Iterator[Finding]:
             plain[kind, parts[-1]].append(path)
             continue
         told = f"{path} ({kind}) is registered and was never called, so its parameters were not used"
-        yield Finding("never-called", "warning", path, "", told, "call it, remove it, or trace an input that reaches it")
+        yield Finding("never-called", "warning", path, "", told, f"call it, remove it, or trace an input that reaches it{_DDP}")
     for (kind, _), paths in plain.items():
         told = f"{_listed(paths)} ({kind}, without parameters) {_are(paths)} registered and {'was' if len(paths) == 1 else 'were'} never called"
         yield Finding("never-called", "info", paths[0], "", told, "nothing to do if what it would do is done otherwise")
@@ -104,7 +116,7 @@ def _dead_calls(look: _Look) -> Iterator[Finding]:
         call = Call(Lineage(look.graph), index)
         yield Finding(
             "dead-call", "warning", call.label, record.where, f"what {call.label} ({record.type}) computed reaches no output",
-            "use its result, remove the call, or ignore this if it is called for what it leaves behind",
+            f"use its result or remove the call, unless it is called for what it leaves behind{_DDP if record.trainable else ''}",
         )  # fmt: skip
 
 
@@ -112,6 +124,8 @@ def _parameters(look: _Look) -> Iterator[Finding]:
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for parameter in look.gradient:
         owner = parameter.name.rpartition(".")[0]
+        if parameter.state == "dead" and owner in look.dead:
+            continue  # told of with its call
         if parameter.state in ("unused", "dead", "cut", "frozen"):
             groups[parameter.state, _stops(parameter.breaks) if parameter.state == "cut" else owner].append(parameter.name)
     for (state, detail), names in groups.items():
@@ -123,17 +137,17 @@ def _parameters(look: _Look) -> Iterator[Finding]:
             where = stops[0].where if stops else ""
             yield Finding(
                 "gradient-cut", "warning", stops[0].op if stops else "", where, f"{detail}, so {listed} get{_s(names)} no gradient",
-                "remove the operation, or set requires_grad=False if that is meant",
+                f"remove the operation, or freeze them with requires_grad_(False) if that is meant{_DDP}",
             )  # fmt: skip
         elif state == "unused":
             yield Finding(
                 "parameter-unused", "warning", detail, "", f"{listed} {_are(names)} used by no call, though {detail or 'the model'} ran",
-                "use it, or remove it; DistributedDataParallel needs find_unused_parameters=True otherwise",
+                f"use it, or remove it{_DDP}",
             )  # fmt: skip
         else:
             yield Finding(
                 "parameter-dead", "warning", detail, "", f"what was computed from {listed} reaches no output",
-                "return it or let it take part in the loss; DistributedDataParallel needs find_unused_parameters=True otherwise",
+                f"return it or let it take part in the loss{_DDP}",
             )  # fmt: skip
 
 
@@ -147,7 +161,7 @@ def _stops(breaks: Sequence[Break]) -> str:
 def _frozen(look: _Look) -> Iterator[Finding]:
     frozen = [p for p in look.gradient if p.state == "frozen"]
     if frozen:
-        told = f"{len(frozen):,} of {len(look.gradient):,} parameters are frozen: {_listed([p.name for p in frozen])}"
+        told = f"{len(frozen):,} of {len(look.gradient):,} parameters {_are(frozen)} frozen: {_listed([p.name for p in frozen])}"
         yield Finding("frozen", "info", "", "", told, "nothing to do if that is meant; requires_grad_(True) thaws them")
 
 
@@ -162,8 +176,7 @@ def _no_gradient(look: _Look) -> Iterator[Finding]:
 
 
 def _inputs(look: _Look) -> Iterator[Finding]:
-    deciding = look.walk.data(n for d in look.graph.decisions for n in d.nodes)[0]
-    reached = look.used[0] | deciding  # what only decides is used as well
+    reached = look.used[0] | look.deciding  # what only decides is used as well
     for call in look.graph.calls:
         for value in call.inputs if call.parent < 0 and look.graph.outputs else ():
             if value.node not in reached:
@@ -179,7 +192,7 @@ def _arguments(look: _Look) -> Iterator[Finding]:
     for call in look.lineage.calls:
         if call.parent is not None:
             for flow in call.inputs:
-                if flow.used is False:
+                if flow.used is False and flow._key[0] not in look.deciding:
                     names[call.type, flow.name or "a tensor"].append(call)
     for (kind, name), calls in names.items():
         unused[kind, tuple(calls)].append(name)

@@ -16,11 +16,11 @@ __all__ = ["GradientReport", "ParameterGradient", "Walk", "gradient_report"]
 State = Literal["reached", "frozen", "never called", "unused", "dead", "cut", "no grad"]
 
 _WORDS = {
-    "reached": "gradient reaches it",
-    "frozen": "it does not take gradient (requires_grad=False)",
-    "never called": "its module was never called",
-    "unused": "its module ran and did not use it",
-    "dead": "what was computed from it reaches no output",
+    "reached": "gets a gradient",
+    "frozen": "takes no gradient (requires_grad=False)",
+    "never called": "in a module that was never called",
+    "unused": "not used, though its module ran",
+    "dead": "used, but nothing that was asked about depends on it",
     "cut": "the gradient stops on the way",
     "no grad": "nothing in this pass takes gradient: it ran without",
 }

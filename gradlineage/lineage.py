@@ -172,14 +172,16 @@ class Lineage:
 
     # -- looking things up ---------------------------------------------------------------------------------------------------------
 
-    def __getitem__(self, key: str | tuple[str, int] | Source) -> Any:
+    def __getitem__(self, key: str | tuple[str, int] | Source | Call | Join) -> Any:
         """``lineage["fc"]`` (its first call), ``lineage["fc", 1]``, ``lineage["fc[1]"]``, ``lineage["layer1.0:add"]``, ``lineage[source]``.
 
-        Returns a `Call`, a `Join`, or for a source that is no call the `Source` itself.
+        Returns a `Call`, a `Join`, or for a source that is no call the `Source` itself, so that ``lineage[link.source]`` always answers.
 
         Raises:
             NameNotFound: no such call or join; the message has the nearest names.
         """
+        if isinstance(key, Call | Join):
+            return key
         if isinstance(key, Source):
             return self[key.path, key.nth] if key.path is not None and key.nth is not None else key
         if not isinstance(key, str) and not (isinstance(key, tuple) and len(key) == 2):
@@ -331,6 +333,39 @@ class Lineage:
         from gradlineage.views.dot import to_png
 
         return to_png(self, **options)
+
+    def to_wiring(self) -> str:
+        """The wiring alone, a line each, for files that are compared: see the pytest fixture ``lineage_snapshot``."""
+        from gradlineage.views.wiring import to_wiring
+
+        return to_wiring(self)
+
+    def to_mermaid(self, **options: Any) -> str:
+        """A flowchart for READMEs, collapsed to what Mermaid can show. Options as in `gradlineage.views.mermaid.to_mermaid`."""
+        from gradlineage.views.mermaid import to_mermaid
+
+        return to_mermaid(self, **options)
+
+    def to_networkx(self) -> Any:
+        """A ``networkx.MultiDiGraph``; its attributes are explained in `gradlineage.views.network`."""
+        from gradlineage.views.network import to_networkx
+
+        return to_networkx(self)
+
+    def to_html(self, **options: Any) -> str:
+        """One page for a browser, nothing loaded from elsewhere. Options as of `gradlineage.views.page.to_html`."""
+        from gradlineage.views.page import to_html
+
+        return to_html(self, **options)
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """How it shows in a notebook."""
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+    def _repr_html_(self) -> str:
+        from gradlineage.views.notebook import to_fragment
+
+        return to_fragment(self)
 
     def to_json(self) -> str:
         """The whole lineage as JSON, schema ``gradlineage/1``; `from_json` gives an equal one back."""

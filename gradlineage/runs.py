@@ -334,20 +334,20 @@ def signature(lineage: Lineage) -> str:
 def _edges(lineage: Lineage, ops: bool = False) -> Iterator[tuple[str, ...]]:
     """(reader, source) for every link, with ``ops`` the tensor's place and the operations that compute something too."""
     view = lineage._view
-    for reader, position, references in _readings(lineage):
+    for reader, position, group, references in _readings(lineage):
         for reference in references:
             names = [name for name in view.ops(reference) if name not in REARRANGING] if ops else []
-            yield (reader, view.label(reference.atom), *([str(position), *names] if ops else []))
+            yield (reader, view.label(reference.atom), *([str(position), str(group), *names] if ops else []))
 
 
-def _readings(lineage: Lineage) -> Iterable[tuple[str, int, Any]]:
+def _readings(lineage: Lineage) -> Iterable[tuple[str, int, tuple[int, ...], Any]]:
     view, graph = lineage._view, lineage._graph
     for call in lineage.layers:
         nodes = [*(v.node for v in graph.calls[call._index].inputs), *view.hidden(call._index)]
-        yield from ((call.label, position, view.references(node)) for position, node in enumerate(nodes))
+        yield from ((call.label, position, (), view.references(node)) for position, node in enumerate(nodes))
     for join in lineage.joins:
-        yield from ((join.label, position, operand) for position, operand in enumerate(view.operands(join._index)))
-    yield from (("output", position, view.references(value.node)) for position, value in enumerate(graph.outputs))
+        yield from ((join.label, n, view.group(join._index, n), operand) for n, operand in enumerate(view.operands(join._index)))
+    yield from (("output", position, (), view.references(value.node)) for position, value in enumerate(graph.outputs))
 
 
 def _plain(label: str) -> str:

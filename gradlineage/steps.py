@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from gradlineage.view import View
 
-__all__ = ["Chain", "Outer", "Reference", "Way"]
+__all__ = ["Chain", "Outer", "Reference", "Way", "braced"]
 
 
 class Outer:
@@ -58,3 +59,15 @@ class Reference(NamedTuple):
     at: int
     outer: Outer | None
     seen: int = 1  # in a union, how often it was seen
+
+
+def braced(parts: Sequence[str], groups: Sequence[tuple[int, ...]]) -> list[str]:
+    """Operands that met before, in braces: ``{add <- a, add <- b}`` for ``(a + b) * …``."""
+    found = []
+    for n, part in enumerate(parts):
+        before = groups[n - 1] if n else ()
+        after = groups[n + 1] if n + 1 < len(parts) else ()
+        opened = sum(groups[n][: d + 1] != before[: d + 1] for d in range(len(groups[n])))
+        closed = sum(groups[n][: d + 1] != after[: d + 1] for d in range(len(groups[n])))
+        found.append("{" * opened + part + "}" * closed)
+    return found

@@ -72,9 +72,10 @@ def complain(message: object, status: int) -> int:
 # -- writing -----------------------------------------------------------------------------------------------------------------------
 
 
-def write(text: str, output: str | None) -> None:
-    text = text.rstrip("\n") + "\n"
-    if output is None:
+def write(text: str | bytes, output: str | None) -> None:
+    """Text goes to a file or to standard output, bytes to a file."""
+    text = text if isinstance(text, bytes) else text.rstrip("\n") + "\n"
+    if output is None and isinstance(text, str):
         encoding = sys.stdout.encoding or "utf-8"
         try:
             text.encode(encoding)
@@ -84,6 +85,6 @@ def write(text: str, output: str | None) -> None:
         sys.stdout.flush()
         return
     try:
-        write_text(text, output)
+        write_text(text, output or os.devnull)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; expected the name of a file, as in -o net.txt") from None

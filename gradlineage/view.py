@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property
 
 from gradlineage.enclosed import Enclosed
 from gradlineage.graph import Graph
+from gradlineage.labels import Labels
 from gradlineage.steps import Chain, Outer, Reference, Way
 from gradlineage.walk import CONSTANT, DATA, EMPTY, LEAF, OPERATION, PASS, Ways
 
@@ -34,6 +34,7 @@ class View:
             self.owner.append(above if above >= 0 else index if call.layer or index in collapsed else -1)
         self.shown = [i for i, owner in enumerate(self.owner) if owner in (-1, i)]
         self._references: dict[int, tuple[Reference, ...]] = {}
+        self._groups: dict[int, list[tuple[int, ...]]] = {}
         self._operands: dict[int, list[tuple[Reference, ...]]] = {}
 
     # -- calls ---------------------------------------------------------------------------------------------------------------------
@@ -49,13 +50,17 @@ class View:
         return frozenset(i for i in chosen if not inside[i])
 
     @cached_property
-    def _times(self) -> Counter[str]:
-        return Counter(path for path, _ in {(c.path, c.nth) for c in self.graph.calls})
+    def labels(self) -> Labels:
+        return Labels(self)
 
     def call_label(self, call: int) -> str:
-        record = self.graph.calls[call]
-        name = record.path or (f"({record.type})" if record.type in self._times else record.type)
-        return f"{name}[{record.nth}]" if self._times[record.path] > 1 else name
+        return self.labels.call(call)
+
+    def label(self, atom: int) -> str:
+        return self.labels.atom(atom)
+
+    def find(self, key: object) -> tuple[str, int] | None:
+        return self.labels.find(key)
 
     def parameters(self, call: int) -> tuple[int, int]:
         record = self.graph.calls[call]
@@ -249,6 +254,34 @@ class View:
             return not differentiable
         return not differentiable and (atom in self.cut or (self.graph.nodes[atom].grad and bool(self.cut)))
 
+    def group(self, join: int, operand: int) -> tuple[int, ...]:
+        """The joins of another operation in which an operand met others before it came here, the last first: ``(a + b) * c`` is one row.
+
+        Those that are folded into one join are numbered as they appear.
+        """
+        found = self._groups.get(join)
+        if found is None:
+            numbers: dict[int, int] = {}
+            found = self._groups[join] = []
+            for references in self.operands(join):
+                chain, outer = [], references[0].outer if references else None
+                while outer is not None:
+                    host = self.folded.get(outer.join)
+                    if host is not None and self.graph.nodes[outer.join].name != self.graph.nodes[host].name:
+                        chain.append(outer.join)
+                    outer = outer.rest
+                found.append(tuple(numbers.setdefault(j, len(numbers)) for j in reversed(chain)))
+        return found[operand]
+
+    def apart(self, join: int) -> list[tuple[Reference, ...]]:
+        """The operands of a join as they are, those that are joins of their own kept together."""
+        edges = ((e, True) if e >= 0 else (~e, False) for e in self.ways.parents[join])
+        found = []
+        for node, flows in edges:
+            steps = [(a, d) for a, d in self.ways.elements(node) if self.ways.roles[a] < CONSTANT]
+            found.append(tuple(r for a, d in steps for r in self._alternatives(Reference(a, flows and d, node, None))))
+        return [operand for operand in found if operand]
+
     def incoming(self, kind: str, index: int) -> tuple[Reference, ...]:
         """All that enters a call or join, one step back."""
         if kind == "join":
@@ -327,64 +360,4 @@ class View:
                 for operand in self.operands(atom) if self.is_join(atom) else ():
                     for reference in operand:
                         push(reference, length + 1, chain)
-        return found
-
-    # -- labels --------------------------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def _join_labels(self) -> dict[int, str]:
-        nodes = self.graph.nodes
-        groups: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
-        for join in self.joins:
-            groups[self.call_of(join), nodes[join].name].append(join)
-        labels = {}
-        for (call, name), members in groups.items():
-            if call < 0:
-                place = "(outside)"
-            else:
-                record = self.graph.calls[call]
-                place = f"{record.path}[{record.nth}]" if self._times[record.path] > 1 else record.path
-            for number, join in enumerate(members):
-                labels[join] = f"{place}:{name}[{number}]" if len(members) > 1 else f"{place}:{name}"
-        return labels
-
-    def label(self, atom: int) -> str:
-        node = self.graph.nodes[atom]
-        if self.is_join(atom):
-            return self._join_labels.get(atom, f":{node.name}")
-        if self.of_layer(atom):
-            call, port = self.leaving(atom)
-            record = self.graph.calls[call]
-            if port is None or len(record.outputs) == 1:
-                return self.call_label(call)
-            return f"{record.path or record.type}[{record.nth}][{port}]"
-        if node.kind == "input":
-            nth = self.graph.calls[node.call].nth if node.call >= 0 else 0
-            return f"input:{node.name}[{nth}]" if nth else f"input:{node.name}"
-        if node.kind == "constant":
-            return f"constant:{node.name}" if node.name else "constant"
-        return "unknown" if node.kind in ("unknown", "empty") else node.name
-
-    @cached_property
-    def _by_name(self) -> dict[str, tuple[str, int]]:
-        names: dict[str, tuple[str, int]] = {}
-        for join, label in self._join_labels.items():
-            names[label] = "join", join
-        for index in reversed(self.shown):  # the first call of a path wins
-            record = self.graph.calls[index]
-            names[f"{record.path}[{record.nth}]"] = "call", index
-            names[record.path] = "call", index
-            names.setdefault(self.call_label(index), ("call", index))
-        return names
-
-    def find(self, key: object) -> tuple[str, int] | None:
-        if isinstance(key, tuple):
-            return self._by_name.get(f"{key[0]}[{key[1]}]") if len(key) == 2 else None
-        if not isinstance(key, str):
-            return None
-        found = self._by_name.get(key)
-        if found is None and (match := re.fullmatch(r"(.+\[\d+\])\[(\d+)\]", key)):  # a port: lstm[0][1]
-            found = self._by_name.get(match[1])
-            if found is not None and (found[0] != "call" or int(match[2]) >= len(self.graph.calls[found[1]].outputs)):
-                return None
         return found

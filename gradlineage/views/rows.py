@@ -33,6 +33,7 @@ class Entry(NamedTuple):
     reason: str = ""
     stopped: bool = False
     seen: int = 1  # in a union, in how many passes it was seen; 0 where that is not known
+    group: tuple[int, ...] = ()  # of an operand, the folded joins in which it met others before, numbered within the row
 
 
 class Incoming(NamedTuple):
@@ -109,6 +110,8 @@ def entries_of(flow: Flow, joins: bool) -> tuple[Entry, ...]:
     else:
         steps = [(atom, way.names, differentiable, 0) for atom, way, differentiable in view.sources(flow._references)]
     entries = []
+    join, operand = flow._key
+    group = view.group(join, operand) if operand >= 0 else ()
     for atom, ops, differentiable, seen in steps:
         node, label, key = graph.nodes[atom], view.label(atom), ""
         kind = "join" if view.is_join(atom) else "call" if view.of_layer(atom) else {"empty": "unknown"}.get(node.kind, node.kind)
@@ -116,7 +119,7 @@ def entries_of(flow: Flow, joins: bool) -> tuple[Entry, ...]:
             record = graph.calls[view.leaving(atom)[0]]
             key = f"{record.path}[{record.nth}]"
         key, reason = label if kind == "join" else key, node.name if kind == "unknown" else ""
-        entries.append(Entry(label, kind, ops, differentiable, key, reason, view.stopped(atom, differentiable), seen))
+        entries.append(Entry(label, kind, ops, differentiable, key, reason, view.stopped(atom, differentiable), seen, group))
     return tuple(entries)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gradlineage.lineage import Lineage
+from gradlineage.steps import braced
 from gradlineage.tables import REARRANGING
 from gradlineage.views.rows import Entry, entries_of, make_rows
 
@@ -12,7 +13,8 @@ __all__ = ["to_wiring"]
 
 
 def to_wiring(lineage: Lineage) -> str:
-    """One line each: ``fc (Linear) <- relu <- bn1``; several arguments are named.
+    """One line each: ``fc (Linear) <- relu <- bn1``; several arguments are named; operands that met before in a join that has no line of
+    its own stand in braces.
 
     Example:
         >>> import torch, gradlineage
@@ -25,7 +27,9 @@ def to_wiring(lineage: Lineage) -> str:
     lines = []
     for row in make_rows(lineage):
         unnamed = len(row.inputs) == 1 or not row.type
+        groups = [next((e.group for e in t.entries), ()) for t in row.inputs]
         parts = [("" if unnamed else f"{t.name}: ") + _entries(t.entries) + ("" if t.used else " (unused)") for t in row.inputs]
+        parts = braced(parts, groups)
         title = f"{row.label} ({row.type})" if row.type and not row.label.startswith("<") else row.label
         lines.append(f"{title} <- {('; ' if row.type else ', ').join(parts) or 'nothing'}")
     for flow in lineage.outputs:
