@@ -28,7 +28,7 @@ class Enclosed:
         owner, nodes = self.view.owner, self.graph.nodes
         found: defaultdict[int, dict[int, None]] = defaultdict(dict)
         given = {c: {v.node for v in self.graph.calls[c].inputs} for c in self.view.collapsed}
-        for reader, node in self._reads():
+        for reader, node in self._reads(borders=False):
             container = owner[reader] if reader >= 0 else -1
             if container not in given or self.view.within(node) == container or node in given[container]:
                 continue
@@ -45,13 +45,13 @@ class Enclosed:
             found = self._used[container] = self._reached(container)
         return True if node in found[0] else False if found[1] else None
 
-    def _reads(self) -> Iterator[tuple[int, int]]:
-        """(call, node) for every node that something in a call reads, -1 for what is outside of all calls."""
+    def _reads(self, borders: bool = True) -> Iterator[tuple[int, int]]:
+        """(call, node) for every node that something in a call reads, -1 for what is outside of all calls. ``borders``: what it returns, too."""
         for index, call in enumerate(self.graph.calls):
             for value in (*call.inputs, *call.hidden):
                 yield index, value.node
         for made in self.graph.nodes:
-            if made.kind in _MADE:
+            if made.kind in _MADE and (borders or made.kind != "call"):
                 for edge in made.parents:
                     yield made.call, edge if edge >= 0 else ~edge
         for value in self.graph.outputs:

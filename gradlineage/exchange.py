@@ -335,7 +335,7 @@ def _check_nodes(graph: Graph) -> None:
     for index, node in enumerate(graph.nodes):
         at = f".nodes[{index}]"
         _among((p if p >= 0 else ~p for p in node.parents), index, "earlier nodes", f"{at}.parents[*]")
-        _among(node.gradient, index, "earlier nodes", f"{at}.gradient[*]")
+        _among(node.gradient, len(graph.nodes), "nodes", f"{at}.gradient[*]")
         _among((node.call,), len(graph.calls), "calls", f"{at}.call")
         call = graph.calls[node.call] if node.call >= 0 else None
         if call is None and node.kind == "call":

@@ -65,6 +65,7 @@ class _Freezer:
         self._files: dict[str, str] = {}
         self._order = 0
         self.insides: dict[int, Inside] = {}
+        self._gradients: list[tuple[int, Sequence[int]]] = []  # (node, values that gradient goes on to)
 
     def graph(self, outputs: Sequence[tuple[str, torch.Tensor]] | None, notes: list[str]) -> Graph:
         recorder = self.recorder
@@ -104,8 +105,10 @@ class _Freezer:
         total = sum(p.numel() for p in own.values())
         trainable = sum(p.numel() for p in own.values() if p.requires_grad)
         borrowed = tuple(bypassed(recorder, self.layer, insides))
+        self._pass_gradient()
         breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
         decisions = tuple(map(self._decision, self.tape.reads))
+        self._pass_gradient()
         modules = tuple(item for prefix, model in models.items() for item in callable_modules(model, prefix))
         return Graph(
             tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks, decisions,
@@ -167,15 +170,13 @@ class _Freezer:
                 stack.pop()
             elif key not in pending:
                 pending[key] = self._expand(key)
-                fields, parents = pending[key]
-                through = fields.get("gradient", ())
-                stack.extend(p for p in (*through, *(p for p, _ in reversed(parents))) if p not in numbers and p not in pending)
+                stack.extend(p for p, _ in reversed(pending[key][1]) if p not in numbers and p not in pending)
             else:
                 stack.pop()
                 fields, parents = pending.pop(key)
                 edges = [numbers[p] if flows else ~numbers[p] for p, flows in parents if p in numbers]
-                if "gradient" in fields:
-                    fields["gradient"] = tuple(dict.fromkeys(numbers[p] for p in fields["gradient"] if p in numbers))
+                if through := fields.pop("gradient", ()):
+                    self._gradients.append((len(self.nodes), through))
                 numbers[key] = len(self.nodes)
                 self.nodes.append(Node(parents=tuple(edges), **fields))
         return numbers[value]
@@ -218,6 +219,12 @@ class _Freezer:
             return {"kind": "call", "call": call, "grad": grad}, []  # made or wiped in a layer, and out by a side door
         where = self._where(code, at, call) if code is not None else ""
         return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "call": call, "where": where, "grad": grad}, []
+
+    def _pass_gradient(self) -> None:
+        """Through layers gradient goes to values that may be younger than the node: tell of it when the others are numbered."""
+        while self._gradients:
+            index, values = self._gradients.pop()
+            self.nodes[index] = self.nodes[index]._replace(gradient=tuple(dict.fromkeys(map(self._number, values))))
 
     def _through(self, call: int, value: int, grad: bool, port: bool) -> dict[str, Any]:
         """Where gradient goes on from a value that a layer made."""

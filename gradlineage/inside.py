@@ -47,7 +47,7 @@ def _left_behind(recorder: Recorder, layer: list[bool]) -> dict[int, list[int]]:
 
     def read(value: int, reader: int) -> None:
         kind, _, owner, *_ = entries[value]
-        if owner >= 0 and owner != reader and kind in (OP, MEMORY) and layer[owner]:
+        if owner >= 0 and owner != reader and kind in (OP, MEMORY) and layer[owner] and value < recorder.calls[owner].end:
             found[owner].append(value)
 
     for kind, _, reader, parents, *_ in list(entries.values()):
@@ -71,7 +71,7 @@ def _inside(entries: dict[int, tuple[Any, ...]], call: CallNote, left: list[int]
             continue
         seen.add(number)
         kind, _, owner, parents, *_ = entries[number]
-        if number > call.start and kind in (OP, MEMORY) and owner == call.index:
+        if call.start < number < call.end and kind in (OP, MEMORY) and owner == call.index:
             for edge in reversed(parents):
                 stack.append(_plain(edge))
                 found.plain = found.plain and entries[number][4] and (edge >= 0 or not entries[~edge][4])
@@ -98,7 +98,7 @@ def flowing(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: Inside,
         if number in seen or not grad:
             continue
         seen.add(number)
-        if number > call.start and kind in (OP, MEMORY) and owner == call.index:
+        if call.start < number < call.end and kind in (OP, MEMORY) and owner == call.index:
             stack.extend(p for p in reversed(parents) if p >= 0)
         else:
             found.setdefault(number)

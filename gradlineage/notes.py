@@ -41,6 +41,7 @@ class CallNote:
     sequence: int = 0
     sequence_end: int = -1
     start: int = 0  # numbers on the tape above this one were made during the call or later
+    end: int = 1 << 62  # as were those below this one, if above the other
     children: int = 0
     failed: bool = False
     inputs: list[ValueNote] = dataclasses.field(default_factory=list)

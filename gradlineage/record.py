@@ -179,8 +179,7 @@ class Recorder:
         if above:
             above[-1].children += 1
         self.threads.add(threading.get_ident())
-        call.sequence = _sequence()
-        call.start = self.tape.next()
+        call.sequence, call.start = _sequence(), self.tape.next()
         stack.append(call)
 
     def _input(self, tensor: torch.Tensor, call: CallNote) -> int:
@@ -229,6 +228,7 @@ class Recorder:
             else:
                 changed[id(tensor)] = self._leave(call, port, name, tensor, id(tensor) in fixed, written)
         self._written_by(call, written)
+        call.end = self.tape.next()
         if all(id(t) == key for key, t in changed.items()):
             return None
         return rebuild(output, lambda t: changed.get(id(t), t))

@@ -387,6 +387,10 @@ def hand_on(module: Any, x: Tensor) -> Tensor:
     return x
 
 
+def hand_both(module: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    return module.inner(x), x
+
+
 class Net(nn.Module):
     """Modules ``m0``, ``m1`` … and a program; ``end`` reads what it returns."""
 
@@ -455,6 +459,10 @@ RULES: dict[str, tuple[Callable[[Any, Tensor], Tensor], list[Callable[[], nn.Mod
     "part out of an addition": (lambda m, x: then(y := m.m0(x).detach(), torch.add(x[:2], 1, out=y[:2])), [linear], "m0 input:x"),
     "part wiped after a write through a view of it": (
         lambda m, x: then(y := m.m0(x), (part := y[:2]).view(part.shape).relu_(), part.zero_()), [linear], "m0",
+    ),
+    "original mutated after a container handed it on beside another": (
+        lambda m, x: (y := m.m0(x), h := m.m1(y), m.m2(y))[1][1] + h[0], [linear, lambda: Does(hand_both, True), lambda: nn.ReLU(inplace=True)],
+        "m1.inner m2",
     ),
     "layer wipes": (lambda m, x: then(y := m.m0(x), m.m1(y)), [linear, lambda: Does(wipe)], "m1"),
     "layer writes a part": (lambda m, x: then(y := m.m0(x), m.m1(y)), [linear, lambda: Does(part)], "m0 m1"),

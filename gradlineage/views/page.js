@@ -148,14 +148,17 @@
     for (const [n, g] of nodes) {
       const inner = n < 0 ? [] : g.classList.contains("container") || g.classList.contains("outside") ? within(n) : [n];
       const is = (set) => inner.some((m) => set.has(m));
-      const mark = n >= 0 && (n === chosen || (g.classList.contains("n") && is(leaves))) ? "sel" : is(ups) ? "up" : is(downs) ? "down" : "";
-      state.set(n, { up: is(ups), down: is(downs), sel: mark === "sel" }); // in a loop one may be both
-      for (const name of ["sel", "up", "down"]) g.classList.toggle(name, mark === name);
+      // of a chosen container that is open here its frame is marked, and what is in it stays bright
+      const part = n >= 0 && g.classList.contains("n") && is(leaves), of = part && nodes.has(chosen) && n !== chosen;
+      const mark = n >= 0 && n === chosen ? "sel" : of ? "in" : part ? "sel" : is(ups) ? "up" : is(downs) ? "down" : "";
+      state.set(n, { up: is(ups), down: is(downs), sel: mark === "sel" || of }); // in a loop one may be both
+      for (const name of ["sel", "in", "up", "down"]) g.classList.toggle(name, mark === name);
       g.classList.toggle("hit", hitSet.has(n) || is(hitSet));
     }
     for (const w of $$(".w", svg)) {
       const a = state.get(+w.dataset.a) || {}, b = state.get(+w.dataset.b) || {}, up = chosen >= 0 && !!a.up && !!(b.up || b.sel);
       w.classList.toggle("up", up);
+      w.classList.toggle("in", !!a.sel && !!b.sel);
       w.classList.toggle("down", !up && !!b.down && !!(a.down || a.sel));
     }
   }
