@@ -22,18 +22,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done, 1 the model failed or what was asked about does not hold, 2 the command could not be understood.
     """
+    failed = 1
     try:
         parser = argparse.ArgumentParser("gradlineage", description="What feeds each layer of a PyTorch model.", allow_abbrev=False)
         add_commands(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
         options = parser.parse_args(argv)
+        failed = 2 if options.command == "diff" else 1  # there 1 says that they differ
         status: int = options.run(options)
         return status
     except SystemExit as stop:  # argparse has said it all
         return stop.code if isinstance(stop.code, int) else 2
     except UserError as failure:
-        return report(failure)
+        report(failure)
+        return failed
     except TraceError as error:
-        return complain(error, 1)
+        return complain(error, failed)
     except LineageError as error:
         return complain(error, 2)
     except KeyboardInterrupt:

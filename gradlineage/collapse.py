@@ -22,7 +22,7 @@ def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Line
         depth: nesting depth of calls, 1 for the root's own children; a ``ModuleList`` is never called and adds none.
 
     Raises:
-        LineageError: neither or a negative ``depth`` given.
+        LineageError: neither or a negative ``depth`` given, or a union of several passes.
         NameNotFound: a pattern that matches no call.
     """
     if not patterns and depth is None:
@@ -31,6 +31,8 @@ def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Line
         raise LineageError(f"collapse{patterns!r}, depth={depth!r}: expected path patterns as text and depth as a whole number")
     if depth is not None and depth < 0:
         raise LineageError(f"collapse(depth={depth}): depth counts calls below the root and cannot be negative")
+    if lineage._view.is_union:
+        raise LineageError("collapse(): a union of passes cannot be collapsed; unite collapsed ones instead: runs.union(depth=1)")
     graph = lineage._graph
     chosen = set(lineage._collapsed)
     for pattern in patterns:

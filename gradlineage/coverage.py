@@ -68,17 +68,21 @@ def cover(runs: Runs) -> Coverage:
     for path in runs.paths:
         for place, sides in runs._trails[path.key].sides.items():
             lines[place].append((path, sides))
-    decisions = [Line(*place, sum((s for _, s in seen), Sides()), tuple(seen)) for place, seen in sorted(lines.items())]
+    decisions = [Line(*place, sum((s for _, s in seen), Sides()), tuple(seen)) for place, seen in sorted(lines.items(), key=_by_line)]
     once = sorted(edge for edge, count in runs._edges.items() if count == 1) if runs.total > 1 else []
     return Coverage(runs.total, tuple(_never_called(runs)), tuple(once), tuple(decisions))
 
 
+def _by_line(item: tuple[tuple[str, str, str], object]) -> tuple[str, int, tuple[str, str, str]]:
+    file, _, line = item[0][0].rpartition(":")
+    return file, int(line) if line.isdigit() else 0, item[0]
+
+
 def _never_called(runs: Runs) -> list[str]:
-    used = {name.rpartition(".")[0] for path in runs.paths if path.lineage is not None for name, _ in path.lineage.bypassed}
     found: dict[str, None] = {}
     for path, _ in runs._modules:
         parts = path.split(".")
         within = any(".".join(parts[:n]) in found for n in range(1, len(parts)))
-        if path and path not in runs._reach and path not in used and not within:
+        if path and path not in runs._reach and path not in runs._borrowed and not within:
             found[path] = None
     return list(found)

@@ -317,7 +317,7 @@ def lint(lineage: Lineage, *, select: str | Iterable[str] = "*", ignore: str | I
         >>> [finding.code for finding in gradlineage.lint(gradlineage.trace(Net(), torch.ones(1, 2)))]
         ['not-registered']
     """
-    if not isinstance(lineage, Lineage) or lineage.runs > 1:
+    if not isinstance(lineage, Lineage) or lineage._view.is_union:
         found = f"a union of {lineage.runs} passes" if isinstance(lineage, Lineage) else f"a {type(lineage).__name__}"
         raise LineageError(
             f"lint() looks at the lineage of one pass, found {found}; give it what trace(...) or Lineage.load(path) returned"

@@ -107,7 +107,7 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
         LineageError: no such output, or a union of several passes.
     """
     graph = lineage._graph
-    if graph.runs > 1:
+    if lineage._view.is_union:
         raise LineageError("gradient() follows one pass; this is a union of several: ask the lineage of one of runs.paths")
     starts = _outputs(lineage, output)
     walk = Walk(graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
@@ -44,13 +44,17 @@ def trace_many(
         progress: a bar on standard error; by default if that is a terminal.
 
     Raises:
-        LineageError: nothing to iterate over, or a batch that is none of these. What the model raises comes through, with the number of the input.
+        LineageError: ``batches`` cannot be iterated over, or a batch is none of these. What the model raises comes through, with the number
+            of the input.
 
     Example:
         >>> import torch, gradlineage
         >>> class Gate(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.warm, self.cold = torch.nn.ReLU(), torch.nn.Tanh()
         ...     def forward(self, x):
-        ...         return x.relu() if x.sum() > 0 else x.tanh()
+        ...         return self.warm(x) if x.sum() > 0 else self.cold(x)
         >>> runs = gradlineage.trace_many(Gate(), [torch.ones(2), -torch.ones(2), torch.ones(3)])
         >>> [(path.count, path.examples) for path in runs.paths]
         [(2, (0, 2)), (1, (1,))]
@@ -77,7 +81,7 @@ def trace_calls(
     """`trace_many` for inputs that are positional and keyword arguments each."""
     models = {"": model}
     modules = list(callable_modules(model))
-    runs = Runs(type(model).__name__, modules, {}, {}, {}, max_paths)
+    runs = Runs(type(model).__name__, modules, {}, {}, {}, (), max_paths)
     pending: list[Runs] = []
     number = start
     with preserved_random_state(models):  # as a whole: each pass draws what follows
@@ -88,9 +92,14 @@ def trace_calls(
                 number += step
                 if len(pending) == _AT_ONCE:
                     runs, pending = runs.merge(*pending), []
+        except LineageError:
+            raise  # what is wrong with the input, in its own words
         except Exception as error:
             error.add_note(f"while tracing input {number} of many")
             raise
+        finally:
+            if isinstance(calls, Generator):
+                calls.close()  # the bar too, while the exception is still looked at
     return runs.merge(*pending)
 
 

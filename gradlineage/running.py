@@ -24,7 +24,8 @@ def is_saved(target: str) -> bool:
 
 
 def no_model(options: argparse.Namespace, target: str, what: str, names: Sequence[str]) -> None:
-    if given := [name for name in names if getattr(options, name, None)]:
+    values = {name: getattr(options, name, None) for name in names}
+    if given := [name for name, value in values.items() if value is not None and value is not False and value != []]:
         verb = "are" if " and " in target else "is a" if what == "lineage" else "holds"
         raise UsageError(f"{target} {verb} saved {what}, no model runs: leave out --{', --'.join(given)}")
 
@@ -62,6 +63,8 @@ def traced(options: argparse.Namespace, target: str) -> Lineage:
 def runs_of(options: argparse.Namespace) -> Runs:
     if (options.inputs is None) == (options.random is None):
         raise UsageError(f"paths {options.target} needs inputs: --inputs FOLDER_OR_FILE, or --random 100 with --input 1x3x224x224")
+    if options.max_paths < 0:
+        raise UsageError(f"--max-paths {options.max_paths}: expected a number from 0 on")
     if options.random is not None and (options.random < 1 or not options.input):
         raise UsageError(f"--random {options.random} draws what --input describes: --random 100 --input 1x3x224x224")
     if options.inputs is not None and options.input:
@@ -81,5 +84,5 @@ def runs_of(options: argparse.Namespace) -> Runs:
             check_call(model, options.target, args, kwargs)
             yield args, kwargs
 
-    with users("running the model"):
+    with users("running the model", spinner=False):  # it has a bar
         return trace_calls(model, with_progress(checked(), options.random), max_paths=options.max_paths)

@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradlineage.compare import Difference, diff
 from gradlineage.errors import FormatError, LineageError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Path", "Runs", "Sides", "signature"]
 
 SCHEMA = "gradlineage-runs/1"
+_T = TypeVar("_T")
 _EXAMPLES = 10  # numbers of inputs kept per path
 
 
@@ -51,7 +53,7 @@ class Sides:
     def of(cls, value: object) -> Sides:
         if isinstance(value, bool):
             return cls(true=int(value), false=int(not value))
-        if isinstance(value, int | float) and not math.isnan(value):
+        if isinstance(value, int | float) and math.isfinite(value):
             return cls(numbers=1, least=value, most=value)
         return cls(others=1)
 
@@ -131,7 +133,7 @@ class Runs:
     Merging is associative and commutative: parts of a data set can be traced anywhere, and put together in any order.
     """
 
-    __slots__ = ("__dict__", "_edges", "_modules", "_reach", "_trails", "max_paths", "model", "total")
+    __slots__ = ("__dict__", "_borrowed", "_edges", "_modules", "_reach", "_trails", "max_paths", "model", "total")
 
     def __init__(
         self,
@@ -140,8 +142,11 @@ class Runs:
         trails: Mapping[str, _Trail],
         reach: Mapping[str, tuple[int, int, int]],
         edges: Mapping[tuple[str, str], int],
+        borrowed: Iterable[str],
         max_paths: int,
     ) -> None:
+        self._borrowed = frozenset(borrowed)  # modules whose parameters were used though they were not called
+
         self.model, self._modules, self._reach, self._edges, self.max_paths = model, tuple(modules), dict(reach), dict(edges), max_paths
         self.total = sum(trail.count for trail in trails.values())
         kept = sorted((t.of, key) for key, t in trails.items() if t.lineage is not None)
@@ -159,8 +164,11 @@ class Runs:
             place = decision.where, decision.kind, decision.call.path if decision.call is not None else ""
             sides[place] = sides.get(place, Sides()) + Sides.of(decision.value)
         edges = {(_plain(reader), _plain(source)): 1 for reader, source in _edges(lineage)}
+        borrowed = {name.rpartition(".")[0] for name, _ in lineage._graph.bypassed}
         trail = _Trail(1, (number,), lineage, number, len(lineage.layers), sides)
-        return cls(lineage.model, modules, {signature(lineage): trail}, {p: (n, n, 1) for p, n in calls.items()}, edges, max_paths)
+        return cls(
+            lineage.model, modules, {signature(lineage): trail}, {p: (n, n, 1) for p, n in calls.items()}, edges, borrowed, max_paths
+        )
 
     # -- what there is ---------------------------------------------------------------------------------------------------------------
 
@@ -185,7 +193,7 @@ class Runs:
 
     @property
     def _facts(self) -> tuple[Any, ...]:
-        return self.model, self._modules, self._trails, self._reach, self._edges, self.max_paths
+        return self.model, self._modules, self._trails, self._reach, self._edges, self._borrowed, self.max_paths
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Runs, self._facts
@@ -201,15 +209,20 @@ class Runs:
         """Per module that ran, how often an input called it at least and at most: ``{"cell": (3, 17)}``."""
         return {p: (low if inputs == self.total else 0, high) for p, (low, high, inputs) in self._reach.items()}
 
-    def union(self) -> Lineage:
+    def union(self, *patterns: str, depth: int | None = None) -> Lineage:
         """One lineage in which every call and edge carries how often it occurred, ``call.count`` and ``link.count`` of ``lineage.runs``.
 
+        Args:
+            patterns, depth: collapse each pass before, as `Lineage.collapse` does.
+
         Raises:
-            LineageError: no path has a lineage, since ``max_paths`` is 0.
+            LineageError: there is no lineage: of no input, or with ``max_paths=0``.
         """
         parts = [(path.lineage, path.count) for path in self.paths if path.lineage is not None]
         if not parts:
-            raise LineageError("union() needs lineages, and none was kept; trace with max_paths of 1 or more")
+            raise LineageError("union() needs lineages, and none was kept: trace at least one input, with max_paths of 1 or more")
+        if patterns or depth is not None:
+            parts = [(lineage.collapse(*patterns, depth=depth), count) for lineage, count in parts]
         notes = []
         if missing := [path for path in self.paths if path.lineage is None]:
             inputs = sum(path.count for path in missing)
@@ -231,6 +244,7 @@ class Runs:
             LineageError: they are of different models.
         """
         trails, reach, edges = dict(self._trails), dict(self._reach), dict(self._edges)
+        borrowed = self._borrowed.union(*(o._borrowed for o in others if isinstance(o, Runs)))
         for other in others:
             self._check(other)
             for key, trail in other._trails.items():
@@ -240,7 +254,7 @@ class Runs:
                 reach[path] = min(now[0], low), max(now[1], high), now[2] + inputs
             for edge, count in other._edges.items():
                 edges[edge] = edges.get(edge, 0) + count
-        return Runs(self.model, self._modules, trails, reach, edges, min(r.max_paths for r in (self, *others)))
+        return Runs(self.model, self._modules, trails, reach, edges, borrowed, min(r.max_paths for r in (self, *others)))
 
     def _check(self, other: object) -> None:
         if not isinstance(other, Runs):
@@ -260,7 +274,7 @@ class Runs:
         document = {
             "schema": SCHEMA, "model": self.model, "max_paths": self.max_paths, "modules": self._modules,
             "calls": [[path, *numbers] for path, numbers in sorted(self._reach.items())],
-            "edges": [[*edge, count] for edge, count in sorted(self._edges.items())], "paths": paths,
+            "edges": [[*edge, count] for edge, count in sorted(self._edges.items())], "borrowed": sorted(self._borrowed), "paths": paths,
         }  # fmt: skip
         return json.dumps(document, allow_nan=False) + "\n"
 
@@ -275,13 +289,15 @@ class Runs:
             found = json.loads(text)
             if found["schema"] != SCHEMA:
                 raise FormatError(f'$.schema: expected "{SCHEMA}", found {found["schema"]!r}')
-            trails = {p["key"]: _trail(p) for p in found["paths"]}
-            reach = {path: (low, high, inputs) for path, low, high, inputs in found["calls"]}
-            edges = {(reader, source): count for reader, source, count in found["edges"]}
-            return cls(found["model"], [(path, kind) for path, kind in found["modules"]], trails, reach, edges, found["max_paths"])
+            trails = {_a(str, p["key"]): _trail(p) for p in found["paths"]}
+            reach = {_a(str, path): (_a(int, low), _a(int, high), _a(int, inputs)) for path, low, high, inputs in found["calls"]}
+            edges = {(_a(str, reader), _a(str, source)): _a(int, count) for reader, source, count in found["edges"]}
+            modules = [(_a(str, path), _a(str, kind)) for path, kind in found["modules"]]
+            borrowed = [_a(str, name) for name in found["borrowed"]]
+            return cls(_a(str, found["model"]), modules, trails, reach, edges, borrowed, _a(int, found["max_paths"]))
         except FormatError:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(f"$: expected saved runs, schema {SCHEMA}, found something else: {type(error).__name__}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -312,10 +328,23 @@ class Runs:
             raise LineageError(f"cannot read {os.fsdecode(path)!r}: {error.strerror or error}") from error
 
 
+def _a(kind: type[_T], value: object) -> _T:
+    """The value, if it is of that type and, where a number, not negative."""
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
+        raise TypeError(f"{kind.__name__} expected, found {value!r}"[:80])
+    return value
+
+
 def _trail(row: Mapping[str, Any]) -> _Trail:
     lineage = Lineage.from_json(json.dumps(row["lineage"])) if row["lineage"] is not None else None
-    sides = {(where, kind, path): Sides(*numbers) for where, kind, path, *numbers in row["decisions"]}
-    return _Trail(row["count"], tuple(row["examples"]), lineage, row["of"], row["length"], sides)
+    sides = {}
+    for where, kind, path, true, false, numbers, least, most, others in row["decisions"]:
+        low, high = (None if n is None else n if type(n) is int else _a(float, n) for n in (least, most))
+        found = Sides(_a(int, true), _a(int, false), _a(int, numbers), low, high, _a(int, others))
+        sides[_a(str, where), _a(str, kind), _a(str, path)] = found
+    examples = tuple(_a(int, n) for n in row["examples"])
+    of = -1 if lineage is None else _a(int, row["of"])
+    return _Trail(_a(int, row["count"]), examples, lineage, of, _a(int, row["length"]), sides)
 
 
 # -- what a path is ----------------------------------------------------------------------------------------------------------------
@@ -352,5 +381,4 @@ def _readings(lineage: Lineage) -> Iterable[tuple[str, int, tuple[int, ...], Any
 
 def _plain(label: str) -> str:
     """A label without the numbers of calls: loops and shared modules give one edge however often they run."""
-    head, bracket, _ = label.partition("[")
-    return head if bracket and not label.startswith("<") else label
+    return re.sub(r"\[\d+\]", "", label)

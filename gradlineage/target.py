@@ -188,20 +188,20 @@ def _draw(spec: InputSpec) -> torch.Tensor:
         raise UsageError(f"--input {spec.dtype} below {spec.bound:g}: {str(error).splitlines()[0]}") from None
 
 
-def _read(file: str, device: torch.device) -> Any:
+def _read(file: str, device: torch.device, option: str = "--input @") -> Any:
     import torch
 
     expected = "expected what torch.save wrote of a tensor, a list or tuple (by position) or a dict with text as keys (by name)"
     try:
         value = torch.load(file, map_location=device, weights_only=True)
     except OSError as error:
-        raise UsageError(f"--input @{file}: {error.strerror or error}; {expected}") from None
+        raise UsageError(f"{option}{file}: {error.strerror or error}; {expected}") from None
     except Exception as error:  # unpickling damaged or foreign files raises anything
-        raise UsageError(f"--input @{file} cannot be read: {str(error).splitlines()[0]}; {expected}") from None
+        raise UsageError(f"{option}{file} cannot be read: {str(error).splitlines()[0]}; {expected}") from None
     if not isinstance(value, torch.Tensor | list | tuple | dict) or (
         isinstance(value, dict) and not all(isinstance(k, str) for k in value)
     ):
-        raise UsageError(f"--input @{file} holds a {type(value).__name__}; {expected}")
+        raise UsageError(f"{option}{file} holds a {type(value).__name__}; {expected}")
     return value
 
 
@@ -224,11 +224,18 @@ def read_batches(path: Path, model: nn.Module, device: str | None) -> Iterator[t
         files = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
         if not files:
             raise UsageError(f"--inputs {path}: the folder is empty; {expected}")
-        batches: Iterable[Any] = (_read(str(file), place) for file in files)
+        batches: Iterable[Any] = (_read(str(file), place, "--inputs ") for file in files)
     else:
-        found = _read(str(path), place)
-        if isinstance(found, dict):
-            raise UsageError(f"--inputs {path} holds one dict; {expected}")
+        found = _read(str(path), place, "--inputs ")
+        if isinstance(found, dict) or (isinstance(found, torch.Tensor) and not found.dim()) or not len(found):
+            what = (
+                "one dict"
+                if isinstance(found, dict)
+                else "a single number"
+                if isinstance(found, torch.Tensor) and not found.dim()
+                else "no input"
+            )
+            raise UsageError(f"--inputs {path} holds {what}; {expected}")
         batches = torch.split(found, 1) if isinstance(found, torch.Tensor) else found
     for batch in batches:
         if isinstance(batch, dict):

@@ -24,11 +24,11 @@ class UserError(Exception):
 
 
 @contextlib.contextmanager
-def users(what: str) -> Iterator[None]:
+def users(what: str, spinner: bool = True) -> Iterator[None]:
     """Around code of the user's: what it prints goes to standard error, what it raises is told from our own errors."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        if sys.stderr.isatty():
+        if spinner and sys.stderr.isatty():
             from rich.console import Console
 
             stack.enter_context(Console(stderr=True).status(f"{what} …"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -79,9 +80,9 @@ class _Join:
 class _Union:
     def __init__(self) -> None:
         self.calls: dict[_CallKey, _Call] = {}
-        self.follows: dict[_CallKey | None, list[_CallKey]] = defaultdict(list)  # after a call, those that were first seen after it
+        self.follows: dict[_CallKey | None, dict[_CallKey, None]] = defaultdict(dict)  # what came right after a call in some pass
         self.joins: dict[_JoinKey, _Join] = {}
-        self.joins_follow: dict[_JoinKey | None, list[_JoinKey]] = defaultdict(list)
+        self.joins_follow: dict[_JoinKey | None, dict[_JoinKey, None]] = defaultdict(dict)
         self.outputs = _Flows()
 
     # -- taking in -------------------------------------------------------------------------------------------------------------------
@@ -98,8 +99,10 @@ class _Union:
         for index, key in keys.items():
             record = view.graph.calls[index]
             if key not in self.calls:
-                self.calls[key] = _Call(record._replace(layer=key.layer), keys.get(record.parent))
-                self.follows[before].append(key)
+                elements, trainable = view.parameters(index)
+                own = record._replace(layer=key.layer, parameters=elements, trainable=trainable)
+                self.calls[key] = _Call(own, keys.get(record.parent))
+            self.follows[before][key] = None
             before = key
             call = self.calls[key]
             call.count += count
@@ -111,7 +114,7 @@ class _Union:
         for node, name in joins.items():
             if name not in self.joins:
                 self.joins[name] = _Join(view.graph.nodes[node])
-                self.joins_follow[last].append(name)
+            self.joins_follow[last][name] = None
             last, join = name, self.joins[name]
             join.count += count
             join.operands.add((), map(ways, view.operands(node)), count)
@@ -120,10 +123,10 @@ class _Union:
     # -- putting together ------------------------------------------------------------------------------------------------------------
 
     def graph(self, like: Graph, runs: int, notes: Sequence[str], bypassed: Iterable[tuple[str, tuple[_CallKey | None, ...]]]) -> Graph:
-        order = _squeezed(self.follows, lambda key: [self.calls[key].parent])
+        order = _ordered(self.follows, lambda key: [self.calls[key].parent])
         number = {key: i for i, key in enumerate(order)}
         made = _Nodes(number)
-        for join in _squeezed(self.joins_follow, self._needed):
+        for join in _ordered(self.joins_follow, self._needed):
             made.join(join, self.joins[join])
         calls = []
         for key in order:
@@ -143,26 +146,39 @@ class _Union:
         return needed + ([key._replace(number=key.number - 1)] if key.number else [])
 
 
-def _squeezed(follows: Mapping[_K | None, list[_K]], needed: Callable[[_K], Iterable[_K | None]]) -> list[_K]:
-    """Running order: that of the first pass, what is new in a later one squeezed in where it ran; what a thing needs before it.
+def _ordered(follows: Mapping[_K | None, Mapping[_K, None]], needed: Callable[[_K], Iterable[_K | None]]) -> list[_K]:
+    """Running order: what came before something in any pass, and what it needs, before it; where passes disagree, as they were first seen.
 
-    Of what follows the same thing the youngest comes first: what runs after both of two ways stays after both.
+    Args:
+        follows: per thing, what came right after it in some pass, None standing for the beginning.
+        needed: what has to come before a thing.
     """
-    found: dict[_K, None] = {}
-    begun: set[_K] = set()
-    stack = list(follows[None])
-    while stack:
-        key = stack[-1]
-        missing = [n for n in needed(key) if n is not None and n not in found and n not in begun] if key not in found else []
-        if missing:
-            begun.add(key)
-            stack += missing
+    keys = list(dict.fromkeys(key for after in follows.values() for key in after))
+    rank = {key: n for n, key in enumerate(keys)}
+    after = {key: dict(follows.get(key, {})) for key in keys}
+    for key in keys:
+        for before in needed(key):
+            if before is not None:
+                after[before][key] = None
+    waiting = Counter(key for later in after.values() for key in later)
+    ready = [rank[key] for key in keys if not waiting[key]]
+    left = dict.fromkeys(keys)
+    heapq.heapify(ready)
+    found: list[_K] = []
+    while left:
+        if not ready:  # they go in a circle: passes disagree
+            free = (k for k in left if all(n is None or n not in left for n in needed(k)))
+            ready = [rank[next(free, next(iter(left)))]]
+        key = keys[heapq.heappop(ready)]
+        if key not in left:
             continue
-        stack.pop()
-        if key not in found:
-            found[key] = None
-            stack += follows.get(key, ())
-    return list(found)
+        del left[key]
+        found.append(key)
+        for later in after[key]:
+            waiting[later] -= 1
+            if not waiting[later] and later in left:
+                heapq.heappush(ready, rank[later])
+    return found
 
 
 class _Nodes:

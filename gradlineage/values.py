@@ -162,7 +162,7 @@ class Call(_Handle):
         """One `Flow` per tensor its forward received: positional, then keywords as passed, nested containers in order."""
         record, view = self._record, self._lineage._view
         values = record.inputs
-        if not record.layer and view.graph.runs == 1:
+        if not record.layer and not view.is_union:
             values = tuple(v._replace(used=view.enclosed.used(self._index, v.node)) for v in values)
         return self._lineage._flows(values)
 

@@ -66,11 +66,8 @@ class View:
         record = self.graph.calls[call]
         if call not in self.collapsed:
             return record.parameters, record.trainable
-        first: dict[str, int] = {}
-        for index, inner in enumerate(self.graph.calls):
-            first.setdefault(inner.path, index)
-        inside = [self.graph.calls[i] for i in first.values() if self.owner[i] == call]
-        return sum(c.parameters for c in inside), sum(c.trainable for c in inside)
+        inside = {c.path: c for i, c in enumerate(self.graph.calls) if self.owner[i] == call}
+        return sum(c.parameters for c in inside.values()), sum(c.trainable for c in inside.values())
 
     # -- the walk ------------------------------------------------------------------------------------------------------------------
 
@@ -127,7 +124,7 @@ class View:
     def folded(self) -> dict[int, int]:
         """The joins whose only consumer is an operand of another join of the same container call, and that join."""
         used: defaultdict[int, list[int]] = defaultdict(list)
-        if self.graph.runs > 1:  # what a union consists of was folded before
+        if self.is_union:  # what a union consists of was folded before
             return {}
         for reader, node in self._readers():
             for atom, _ in self.ways.elements(node):
@@ -235,6 +232,10 @@ class View:
         return found
 
     @cached_property
+    def is_union(self) -> bool:
+        return any(node.kind == "union" for node in self.graph.nodes)
+
+    @cached_property
     def enclosed(self) -> Enclosed:
         return Enclosed(self)
 
@@ -250,7 +251,7 @@ class View:
 
     def stopped(self, atom: int, differentiable: bool) -> bool:
         """Whether something in the model stops the gradient on a way from there. A pass without any gradient has no cuts."""
-        if self.graph.runs > 1:
+        if self.is_union:
             return not differentiable
         return not differentiable and (atom in self.cut or (self.graph.nodes[atom].grad and bool(self.cut)))
 

@@ -31,7 +31,7 @@ def to_mermaid(lineage: Lineage, *, shapes: bool = False, decisions: bool = True
             n2("1<br>ReLU")
     """
     drawing = draw(lineage, shapes=shapes, decisions=decisions)
-    if len(drawing.wires) > _MOST:
+    if len(drawing.wires) > _MOST and not lineage._view.is_union:
         drawing = _fitting(lineage, shapes, decisions) or drawing
     return "\n".join(_lines(drawing)) + "\n"
 

@@ -36,7 +36,7 @@ def fitting(lineage: Lineage, most: int, joins: bool = True) -> Lineage:
     def rows(view: Lineage) -> int:
         return len(view.layers) + (len(view.joins) if joins else 0)
 
-    if rows(lineage) <= most:
+    if rows(lineage) <= most or lineage._view.is_union:
         return lineage
     level: dict[Call | None, int] = {None: -1}
     for call in lineage.calls:

@@ -94,7 +94,7 @@ def make_rows(lineage: Lineage, *, joins: bool = True, decisions: bool = False, 
         row = Row(join.label, join.label, "", tuple(f.shape for f in join.outputs), operands, seen=join.count)
         before = [rank[e.key][0] for e in row.entries if e.key in rank]
         # in a union joins of different passes have no common order: each stands below what feeds it
-        after = max((-1 if lineage.runs > 1 else after, *before))
+        after = max((-1 if lineage._view.is_union else after, *before))
         rank[row.key] = after, number
         rows.append(row)
     rows.sort(key=lambda row: rank[row.key])

@@ -178,8 +178,8 @@ def _below(lineage: Lineage, rows: Sequence[Row], joins: bool, words: _Words, re
     paths = len({call.path for call in calls})
     training = "" if not elements else ", all trainable" if trainable == elements else f", {trainable:,} trainable"
     yield f"{_number(paths, 'layer')} in {_number(len(calls), 'call')}, {_number(total, 'join')}; {_number(elements, 'parameter')}{training}"
-    if lineage.runs > 1:
-        yield f"The union of {lineage.runs:,} passes{_ranges(calls, lineage.runs)}"
+    if lineage._view.is_union:
+        yield f"The union of {lineage.runs:,} pass{'es' * (lineage.runs != 1)}{_ranges(calls, lineage.runs)}"
     if len(rows) != (everything := len(calls) + total * joins):
         yield f"{len(rows):,} of {everything:,} rows shown"
     if stops := dict.fromkeys(f"{b.op} at {b.where}" if b.where else b.op for b in lineage.breaks if b.after):
