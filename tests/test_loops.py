@@ -628,10 +628,10 @@ def test_irregular_rows_take_time_in_proportion(make: Callable[[int], list[Row]]
         rows = make(n)
         best = float("inf")
         for _ in range(2):
-            begin = time.perf_counter()
+            begin = time.process_time()
             items = roll(rows)
             Reading(items)
-            best = min(best, time.perf_counter() - begin)
+            best = min(best, time.process_time() - begin)
         took.append(best)
         assert unroll(items) == rows
     assert took[1] < min(30 * took[0] + 0.5, 5), took
@@ -640,8 +640,8 @@ def test_irregular_rows_take_time_in_proportion(make: Callable[[int], list[Row]]
 def test_ten_thousand_steps_fold_at_once() -> None:
     writer = Writer()
     write(writer, [("cell", [("back", 2), ("at", 1)]), ("fc", [("back", 1)])], 5_000)
-    begin = time.perf_counter()
+    begin = time.process_time()
     items = roll(writer.rows)
-    took = time.perf_counter() - begin
+    took = time.process_time() - begin
     assert shape(items) == [(5_000, "cell[0]", "fc[0]")]
     assert took < 3, took
