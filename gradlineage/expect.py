@@ -26,6 +26,9 @@ __all__ = ["expect"]
 Expected = str | None | Sequence["str | None"] | Mapping[str, "str | None"]
 _TOKEN = re.compile(r"\s*([(),]|[^(),]+)")
 _DEEPEST = 50
+_FLAT = frozenset(
+    "add mul cat concat stack and or logical_and logical_or maximum minimum".split()
+)  # written in a row, whatever the brackets
 _LEAVES = ("parameter", "buffer", "constant", "empty")
 
 
@@ -80,6 +83,8 @@ def _paired(label: str, flows: Sequence[Flow], expected: Expected, faults: list[
         faults += [f"{label} {name}\n    expected {text}\n    found    no such tensor; it has {', '.join(known) or 'none'}"
                    for name, text in expected.items() if name not in known]  # fmt: skip
         return [(known[name], text) for name, text in expected.items() if name in known]
+    if expected is not None and not isinstance(expected, str | Sequence):
+        raise LineageError(f"expect(): {label!r} needs an expression, a list of them or a mapping by argument; found {expected!r}")
     listed = [expected] if expected is None or isinstance(expected, str) else list(expected)
     if expected is not None and len(listed) != len(flows):
         found = (
@@ -105,9 +110,11 @@ def _read(text: str) -> _Expression:
             if last in ("", "(", ",", ")"):
                 raise _unreadable(text, "an operation before '('")
             stack.append((last, []))
+            if len(stack) > _DEEPEST:
+                raise _unreadable(text, f"no more than {_DEEPEST} brackets within each other")
         elif token == ")":
             if len(stack) == 1 or last in ("(", ","):
-                raise _unreadable(text, "an operand before ')'" if len(stack) > 1 else "no ')' without '('")
+                raise _unreadable(text, "an operand before ')'" if len(stack) > 1 else "'(' before ')'")
             name, operands = stack.pop()
             rearranged = name in REARRANGING and len(operands) == 1
             stack[-1][1].append(operands[0] if rearranged else _Expression(name, tuple(operands)))
@@ -119,7 +126,7 @@ def _read(text: str) -> _Expression:
                 raise _unreadable(text, f"',' before {token!r}")
             stack[-1][1].append(_Expression(token, None))
         last = token
-    if len(stack) != 1 or len(stack[0][1]) != 1 or len(stack) > _DEEPEST:
+    if len(stack) != 1 or len(stack[0][1]) != 1:
         raise _unreadable(text, "one expression with all brackets closed")
     return stack[0][1][0]
 
@@ -155,7 +162,7 @@ def _matches(lineage: Lineage, expected: _Expression, ways: Sequence[_Way]) -> b
     operands = _operands(lineage, expected.name, ways)
     if operands is None:
         return False
-    for wanted in (expected.operands, _flat(expected)):
+    for wanted in (expected.operands, _flat(expected)) if expected.name in _FLAT else (expected.operands,):
         for given in (operands, [o for o in operands if not all(_is_leaf(lineage, w) for w in o)]):
             if len(wanted) == len(given) and all(_matches(lineage, e, o) for e, o in zip(wanted, given, strict=True)):
                 return True
@@ -193,7 +200,7 @@ def _spliced(lineage: Lineage, op: str, join: int) -> list[tuple[_Way, ...]]:
         operand = stack.pop()
         ways = _ways(lineage, operand)
         inner = [w.reference.atom for w in ways if not w.ops and w.reference.atom in view.folded]
-        if len(ways) == 1 and inner and lineage._graph.nodes[inner[0]].name == op:
+        if len(ways) == 1 and inner and op in _FLAT and lineage._graph.nodes[inner[0]].name == op:
             stack += reversed(view.apart(inner[0]))
         else:
             found.append(ways)

@@ -30,8 +30,12 @@ def explain(lineage: Lineage, first: Any, last: Any = None) -> str:
     Raises:
         NameNotFound: no such call or join.
     """
-    start = lineage._index(first)
-    lines = _about(lineage, start) if last is None else _between(lineage, start, lineage._index(last))
+    items = [lineage._index(item) for item in (first, last) if item is not None]
+    whole = {i for kind, i in items if kind == "call" and not lineage._view.is_layer(i)}
+    if whole:  # a container: as one layer
+        lineage = Lineage(lineage._graph, lineage._view.outermost(lineage._collapsed | whole), lineage.rolled)
+    start = items[0]
+    lines = _about(lineage, start) if last is None else _between(lineage, start, items[1])
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -52,7 +56,8 @@ def _about(lineage: Lineage, item: Item) -> Iterator[str]:
         yield f"    {name}: {_words(flow)}{_unused(flow)}" if name and len(flows) > 1 else f"    {_words(flow)}{_unused(flow)}"
     if not flows:
         yield "    nothing"
-    readers = sorted(lineage._reach._edges[1].get(item, ()), key=lambda i: (i[0] != "call", i[1]))
+    readers = [i for i in lineage._reach._edges[1].get(item, ()) if i[0] == "join" or lineage._view.is_layer(i[1])]
+    readers.sort(key=lambda i: (i[0] != "call", i[1]))
     returned = item in _returned(lineage)
     yield f"feeds {_listed([_item(lineage, r).label for r in readers] + (['the output'] if returned else [])) or 'nothing'}"
     skips = [f"{a} → {b}" for a, b in _skips(lineage, item)]
@@ -72,7 +77,7 @@ def _near(lineage: Lineage, item: Item) -> Iterator[str]:
         inside = decision.call is not None and decision.call.label == label
         if inside or any(s.label == label for s in decision.sources):
             value = "" if decision.value is None else f", was {decision.value}"
-            yield f"{'decides itself' if inside else 'decides'}: {decision.kind} at {decision.where}{value}"
+            yield f"{'decides within' if inside else 'decides'}: {decision.kind} at {decision.where}{value}"
 
 
 def _returned(lineage: Lineage) -> set[Item]:
@@ -101,6 +106,9 @@ def _skips(lineage: Lineage, item: Item) -> list[tuple[str, str]]:
 
 def _between(lineage: Lineage, first: Item, last: Item) -> Iterator[str]:
     names = _item(lineage, first).label, _item(lineage, last).label
+    if first == last:
+        yield f"{names[0]} is where the way begins and where it ends"
+        return
     way = _shortest(lineage, first, last)
     if way is None:
         back = _shortest(lineage, last, first)
@@ -111,7 +119,7 @@ def _between(lineage: Lineage, first: Item, last: Item) -> Iterator[str]:
         yield (
             f"what {names[0]} feeds ends at {_listed(told)}"
             if told
-            else f"{names[0]} feeds nothing but {'the output' if first in returned else 'itself'}"
+            else f"{names[0]} feeds {'the output alone' if first in returned else 'nothing'}"
         )
         return
     steps = len(way) - 1
@@ -129,7 +137,9 @@ def _between(lineage: Lineage, first: Item, last: Item) -> Iterator[str]:
     elif stops:
         yield f"no gradient flows back: {_listed([f'{s.op} at {s.where}' for s in stops])}"
     else:
-        yield "no gradient flows back" + ("" if any(n.grad for n in nodes) else ": this pass ran without")
+        yield "no gradient flows back" + (
+            "" if any(n.grad for n in nodes if n.kind not in ("parameter", "input")) else ": this pass ran without"
+        )
 
 
 def _belongs(lineage: Lineage, node: int, item: Item) -> bool:

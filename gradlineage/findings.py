@@ -85,10 +85,11 @@ def _never_called(look: _Look) -> Iterator[Finding]:
     borrowed = {name.rpartition(".")[0] for name, _ in look.graph.bypassed}
     owning = {name[:n] for name in (p.name for p in look.graph.registered) for n, c in enumerate(name) if c == "."}
     found: set[str] = set()
+    ran = {above for path in (*look.called, *borrowed) for above in _above(path)}  # a Sequential whose layers are called one by one
     plain: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for path, kind in look.graph.modules:
         parts = path.split(".")
-        if not path or path in look.called or path in borrowed or any(".".join(parts[:n]) in found for n in range(1, len(parts))):
+        if not path or path in ran or any(".".join(parts[:n]) in found for n in range(1, len(parts))):
             continue
         found.add(path)
         if path not in owning:
@@ -101,9 +102,16 @@ def _never_called(look: _Look) -> Iterator[Finding]:
         yield Finding("never-called", "info", paths[0], "", told, "nothing to do if what it would do is done otherwise")
 
 
+def _above(path: str) -> Iterator[str]:
+    """A path and those of the modules around it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
 def _dead_calls(look: _Look) -> Iterator[Finding]:
-    alive = set(look.used[1])
-    for index in look.used[1]:
+    alive = look.used[1] | look.walk.data(n for d in look.graph.decisions for n in d.nodes)[1]  # what only decides is used as well
+    for index in list(alive):
         above = look.graph.calls[index].parent
         while above >= 0 and above not in alive:
             alive.add(above)
@@ -232,6 +240,8 @@ def _borrowed(look: _Look) -> Iterator[Finding]:
     users: dict[str, str] = {}
     for name, calls in look.graph.bypassed:
         owner = name.rpartition(".")[0]
+        if owner not in {path for path, _ in look.graph.modules}:
+            continue  # a ParameterList cannot be called
         within = [look.graph.calls[c] for c in calls if c >= 0]
         if owner not in direct and not all(c.layer and (not c.path or owner.startswith(f"{c.path}.")) for c in within):
             groups[owner].append(name)  # a layer that uses what lies within it, as attention does its projections, is as torch wants it
@@ -332,6 +342,8 @@ def lint(lineage: Lineage, *, select: str | Iterable[str] = "*", ignore: str | I
 
 
 def _patterns(codes: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(codes, Iterable):
+        raise LineageError(f"lint(): select and ignore take codes such as 'never-called' or lists of them, found {codes!r}")
     given = (codes,) if isinstance(codes, str) else tuple(codes)
     for pattern in given:
         if not isinstance(pattern, str) or not any(fnmatch.fnmatchcase(code, pattern) for code in CODES):

@@ -176,7 +176,10 @@ class ShadowMode(TorchFunctionMode):
             elif facts.name in _SHARING and not operands and (shared := tape.sharing(result)) is not None:
                 tape.know(result, self._entry(facts, (~shared,), False, before, after, None))  # numpy there and back
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
-                tape.know(result, self._entry(facts, tuple(parents), takes_gradient(result), before, after, result))
+                grad = takes_gradient(result)
+                if grad and not torch.is_grad_enabled():  # a view, of which autograd keeps no way back
+                    parents = [p if p < 0 else ~p for p in parents]
+                tape.know(result, self._entry(facts, tuple(parents), grad, before, after, result))
         elif isinstance(result, list | tuple | dict):
             made: list[Tensor] = []
             gather(result, made)
@@ -193,6 +196,8 @@ class ShadowMode(TorchFunctionMode):
         shape = (like.shape, like.dtype, like.device) if noted and like is not None else None
         if parents and not grad and any(p >= 0 for p in parents):
             tape.cuts[number] = torch.is_grad_enabled()
+        elif grad and parents and like is not None and not torch.is_grad_enabled() and all(p < 0 for p in parents):
+            tape.cuts[number] = False
         if parents:
             tape.entries[number] = (OP, facts.name, call, parents, grad, code, at, before, after, shape)
         else:

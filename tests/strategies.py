@@ -394,7 +394,12 @@ class Simulation:
                     found = merge(new if new.must else CONSTANT_TERM)
                 else:
                     found = merge(own, read, new)
-                apart = len({frozenset(c.must) for c in before.values()}) > 1 or tensor.handed[g] or (tensor is target and not whole) or target.aside
+                apart = (
+                    len({frozenset(c.must) for c in before.values()}) > 1
+                    or tensor.handed[g]
+                    or (tensor is target and not whole)
+                    or target.aside
+                )
                 tensor.content[g] = Content(found.must, found.may | everything) if apart and not (whole and drops) else found
                 if whole:  # what it holds now is all the writer's, but for those who handed it out since they parted
                     tensor.through[g] = () if drops else _beyond(tensor.through[g], line)

@@ -661,7 +661,10 @@ def told(lineage: Lineage) -> Any:
         return [(link.label, [op for op in link.ops if op not in REARRANGING]) for link in flow.links]
 
     layers = [(c.label, c.type, [(f.name, links(f)) for f in c.inputs], [(f.shape, f.dtype) for f in c.outputs]) for c in lineage.layers]
-    joins = [(j.label, [(links(f), f._lineage._view.group(*f._key)) for f in j.inputs], [(f.shape, f.dtype) for f in j.outputs]) for j in lineage.joins]
+    joins = [
+        (j.label, [(links(f), f._lineage._view.group(*f._key)) for f in j.inputs], [(f.shape, f.dtype) for f in j.outputs])
+        for j in lineage.joins
+    ]
     return [c.label for c in lineage.calls], layers, sorted(joins, key=repr), [(f.name, links(f)) for f in lineage.outputs]
 
 
