@@ -13,6 +13,7 @@
   const insideOf = new Map(pictures.map((p, n) => [p.of, n]).filter(([of]) => of >= 0));
   const depths = pictures.map((p, n) => n).filter((n) => pictures[n].of < 0);
   let chosen = -1, ups = new Set(), downs = new Set(), leaves = new Set(); // what is chosen, and what is lit because of it
+  let current = null; // the row that Tab leads to
   let hits = null, at = -1, flags = new Set(), folded = new Set();
   let picture = -1, base = -1, nodes = new Map(), view = { x: 0, y: 0, s: 1 }, size = [1, 1];
 
@@ -51,7 +52,7 @@
     let any = false;
     for (const tr of rows) {
       const n = +tr.dataset.i, item = items[n];
-      const match = (!hits || hitSet.has(n)) && (!flags.size || (item.k !== "container" && (item.f || []).some((f) => flags.has(f))));
+      const match = (!hits || hitSet.has(n)) && (!flags.size || (item.f || []).some((f) => flags.has(f)));
       tr.hidden = filtered ? !match : !open(n);
       any ||= !tr.hidden;
       if (item.k === "container") {
@@ -60,6 +61,7 @@
       }
     }
     $("#nothing").hidden = any;
+    if (!current || current.hidden) tabTo(rows.find((tr) => !tr.hidden)); // one row can always be reached by Tab
     $("#foldall").textContent = folded.size ? "Unfold all" : "Fold all";
     lightRows();
   }
@@ -86,11 +88,14 @@
     showRows();
   }
   const shown = () => rows.filter((tr) => !tr.hidden);
-  let current = null;
+  function tabTo(tr) {
+    if (current) current.tabIndex = -1;
+    current = tr || current;
+    if (tr) tr.tabIndex = 0;
+  }
   function focusRow(tr) {
     if (!tr) return;
-    if (current) current.tabIndex = -1;
-    (current = tr).tabIndex = 0;
+    tabTo(tr);
     tr.focus({ preventScroll: true });
     tr.scrollIntoView({ block: "nearest" });
   }
@@ -197,10 +202,7 @@
       showRows();
     }
     if (tr && scroll) tr.scrollIntoView({ block: "center" });
-    if (tr) {
-      if (current) current.tabIndex = -1;
-      (current = tr).tabIndex = 0;
-    }
+    if (tr) tabTo(tr);
     if (pan) bring(item);
   }
   function sourceOf([label, kind, ops, item, cut, share, reason]) {
@@ -396,5 +398,4 @@
     box.hidden = false;
     box.textContent = `${tooMany.map((n) => (pictures[n].name === "all" ? "Full detail" : `Depth ${pictures[n].name}`)).join(" and ")} would have ${Math.max(...tooMany.map((n) => pictures[n].nodes)).toLocaleString("en")} nodes, too many for one picture. Double-click a container to look inside.`;
   }
-  if (rows.length) (current = shown()[0] || rows[0]).tabIndex = 0;
 })();

@@ -1,7 +1,6 @@
 """One HTML file for a browser: picture and table side by side, to search, fold and follow. It loads nothing from elsewhere. Needs no torch.
 
-Every name is data: the template escapes what it writes, the script sets text and never HTML, the data for it cannot end their element, and
-the page's policy lets only this script and this style sheet run, by their hashes.
+Every name is data: templates escape, the script sets text and never HTML, and the page's policy lets only this script and style sheet run.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from gradlineage.errors import LineageError
-from gradlineage.lineage import Call, Lineage
+from gradlineage.lineage import Call, Join, Lineage
 from gradlineage.tables import REARRANGING, share_of
 from gradlineage.views.dot import drawing_dot, layout
 from gradlineage.views.drawing import Drawing, Spot, Wire, draw, shown_families
@@ -38,8 +37,7 @@ __all__ = ["to_html"]
 
 _DEEPEST = 8  # so many depths have pictures of their own, and rows for their containers
 _MOST = 3000, 6000  # nodes and wires in one picture
-_INSIDE = 80  # nodes up to which the picture of a container shows all that is in it, and not only its children
-_BUDGET = 12_000  # nodes in all pictures of containers together
+_INSIDE, _BUDGET = 80, 12_000  # nodes up to which the picture of a container shows all within; nodes in all such pictures
 _ENTRIES = 12  # sources in a cell of the table; the panel beside it has all
 
 _Facts = dict[str, Any]
@@ -59,20 +57,18 @@ def to_html(lineage: Lineage, *, shapes: bool = False, source: bool = True) -> s
 
     Example:
         >>> import torch, gradlineage
-        >>> from gradlineage.views.page import to_html
         >>> to_html(gradlineage.trace(torch.nn.Linear(3, 4), torch.ones(2, 3)))[:15]
         '<!doctype html>'
     """
     items = _Items(lineage, shapes, source)
     pictures, missing = _lay_out(list(_plan(items, shapes)))
     data = {"items": items.facts, "wires": items.wires, "breaks": items.breaks(), "pictures": [p.facts for p in pictures]}
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)  # ASCII; what could end or open an element is written \u003c
-    text = text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
+    harmless = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # the rest that could harm is not ASCII
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).translate(harmless)
     spots, wires = ([part for p in pictures for part in getattr(p.drawing, name)] for name in ("spots", "wires"))
     return _template().render(
         lineage=lineage, items=items, pictures=pictures, missing=missing, data=Markup(text), name=_clean(lineage.model),
         style=_trusted("page.css"), script=_trusted("page.js"),
-        depths=[(n, p.facts) for n, p in enumerate(pictures) if p.facts["of"] < 0],
         kinds={spot.kind for spot in spots}, families=shown_families(spots), wires={kind for wire in wires for kind in _kinds(wire)},
     )  # fmt: skip
 
@@ -82,16 +78,12 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["soft"] = lambda text: escape(text).replace(".", Markup(".<wbr>")) if len(text) > 24 else text
     environment.filters |= {"number": _number, "ranges": lambda lineage: _clean(_ranges(lineage.layers, lineage.runs))}
-    return environment.from_string(_file("page.html"))
-
-
-def _file(name: str) -> str:
-    return pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return environment.from_string(str(_trusted("page.html")[0]))
 
 
 def _trusted(name: str) -> tuple[Markup, str]:
     """A file of ours, and what the policy calls it."""
-    text = _file(name)
+    text = pathlib.Path(__file__).with_name(name).read_text(encoding="utf-8")
     return Markup(text), "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -106,9 +98,6 @@ def _code(where: str) -> str:
     path = next(filter(os.path.isfile, paths), "")
     linecache.checkcache(path)
     return _clean(linecache.getline(path, int(line)).strip())[:200] if path else ""
-
-
-# -- items: what can be chosen -------------------------------------------------------------------------------------------------------------
 
 
 class _Items:
@@ -131,7 +120,7 @@ class _Items:
             if call.kind == "container":
                 self.chains[call] = (*self.chains[call.parent], _key(call)) if call.parent is not None else ()
         depth = min(max(map(len, self.chains.values())), _DEEPEST)
-        self.views = {d: lineage.collapse(depth=d) for d in range(1, depth + 1)}
+        self.views = {d: lineage.collapse(depth=d) for d in range(1, depth + 1)} if lineage.runs == 1 else {}
         rows = make_rows(lineage, decisions=True, values=not lineage.rolled)
         self.reading = Reading(roll(rows, containers_of(lineage, rows)) if lineage.rolled else rows)
         self.full = draw(lineage, shapes=shapes)
@@ -139,13 +128,14 @@ class _Items:
         for spot in self.full.spots:
             self.add(spot)
         self.wires = [self.of[end] for w in self.full.wires for end in (w.source, w.target)]
-        for number, row in self.fed:
-            self._feed(number, row)
+        for fed in self.fed:
+            self._feed(*fed)
 
     def _rows(self) -> None:
         """Rows of the table: before the first row of a container one for the container itself."""
         levels = {chain[-1]: len(chain) for chain in self.chains.values() if chain}
         tops = [call for depth, view in self.views.items() for call in view.layers if levels.get(_key(call)) == depth]
+        tops = tops or [call for call in self.lineage.calls if _key(call) in levels]  # a union can't be collapsed
         heads, calls = {_key(call): _layer_row(call, True, False) for call in tops}, {_key(call): call for call in self.lineage.calls}
         joins = {join.label: join for join in self.lineage.joins}
         read = {f"? {d.kind} at {os.path.basename(d.where) or 'unknown place'}": d.where for d in self.lineage.decisions}
@@ -161,11 +151,9 @@ class _Items:
             if line.row is None:
                 self._put(f"loop {number}", line, "loop", chain)
             elif item is None:
-                where = next((at for start, at in read.items() if row.label.startswith(start)), "")
-                self._put(f"?{number}", line, "decision", chain, where)
+                self._put(f"?{number}", line, "decision", chain, next((at for name, at in read.items() if row.label.startswith(name)), ""))
             else:
-                folded = isinstance(item, Call) and item._index in self.lineage._collapsed
-                kind = "container" if folded else "layer" if isinstance(item, Call) else "join"
+                kind = "join" if isinstance(item, Join) else "container" if item._index in self.lineage._collapsed else "layer"
                 self._put(row.key, line, kind, chain, item.where, item.outputs)
 
     def _put(self, key: str, line: Line, kind: str, chain: _Chain, where: str = "", outputs: Iterable[Any] = ()) -> None:
@@ -175,7 +163,9 @@ class _Items:
         facts: _Facts = {"n": _clean(row.label), "t": _clean(row.type), "k": kind, "h": head, "l": len(chain) + line.depth}
         facts |= {"w": _clean(where), "c": _code(where) if self.source else "", "s": [_size(flow) for flow in outputs]}
         own, trainable = row.parameters
-        facts["p"] = (f"{own:,}" if row.type and line.row else "") + (f" ({trainable:,} trainable)" if own != trainable else "")
+        facts["p"] = (f"{own:,}" if row.type and line.row and (runs == 1 or kind != "container") else "") + (
+            f" ({trainable:,} trainable)" if own != trainable else ""
+        )
         facts |= {"x": line.times * row.times} if line.row and line.times * row.times > 1 else {}
         facts |= {name: True for name, on in (("shared", row.shared), ("raised", row.failed)) if on}
         facts |= {"g": share_of(row.seen, runs)} if row.seen not in (0, runs) and line.row else {}
@@ -205,9 +195,10 @@ class _Items:
         kind, entries = self.facts[number]["k"], list(row.entries)
         flags = ["breaks"] * any(e.stopped for e in entries) + ["unknowns"] * any(e.kind == "unknown" for e in entries)
         flags += ["decisions"] * (kind == "decision") + ["unused"] * (not all(t.used for t in row.inputs))
-        self.facts[number] |= {"i": tensors, "f": flags}
         self.unknown |= {_clean(e.reason.rstrip(".")): None for e in entries if e.kind == "unknown" and e.reason}
-        self.flags.update(flags if kind not in ("container", "output") else ())
+        flags = [flag for flag in flags if kind != "output" and (kind != "container" or flag == "unused")]  # the rest is told within
+        self.flags.update(flags)
+        self.facts[number] |= {"i": tensors, "f": flags}
         if number < len(self.table):
             self.table[number] |= _cell(tensors)
         elif kind == "output":
@@ -222,6 +213,7 @@ class _Items:
         """Items of the spots of a collapsed view: its joins may be numbered otherwise, its decisions stand on other lines."""
         names = {j._index: j.label for j in self.lineage.joins}
         found = {j.label: self.of[names[j._index]] for j in view.joins if names.get(j._index) in self.of}
+        found |= {key: self.of[key] for key in drawing.containers if key.endswith("]") and key in self.of}  # those of loops are other ones
         decisions = [n for n, facts in enumerate(self.facts) if facts["k"] == "decision"]
         for spot in drawing.spots:
             if spot.kind == "decision":
@@ -365,13 +357,13 @@ def _compact(picture: _Picture, text: str) -> Markup:
             ends = f'data-a="{of.get(wire.source, -1)}" data-b="{of.get(wire.target, -1)}"'
             parts.append(f'<g class="{" ".join(_kinds(wire))}" {ends}{width}>')
         else:
-            number = int(group.findtext(f"{_SVG}title", "").removeprefix("cluster_"))
-            parts.append(f'<g class="c" data-i="{of.get(clusters[number], -1)}">')
+            key = clusters[int(group.findtext(f"{_SVG}title", "").removeprefix("cluster_"))]
+            parts.append(f'<g class="c" data-i="{of.get(key, -1)}">')
         parts += [*_shapes(group, shape), "</g>"]
     width, height = root.get("viewBox", "0 0 0 0").split()[2:]
     move = _short(root.find(f"{_SVG}g").get("transform", "").rpartition("translate")[2])  # type: ignore[union-attr]
-    inner = f'<g class="stage"><g transform="translate{move}">{"".join(parts)}</g></g>'
-    return Markup(f'<svg data-w="{float(width):.0f}" data-h="{float(height):.0f}">{inner}</svg>')
+    start = f'<svg data-w="{float(width):.0f}" data-h="{float(height):.0f}"><g class="stage"><g transform="translate{move}">'
+    return Markup(f"{start}{''.join(parts)}</g></g></svg>")
 
 
 def _kinds(wire: Wire) -> list[str]:
@@ -391,8 +383,8 @@ def _shapes(group: ElementTree.Element, shape: str) -> Iterator[str]:
     for part in group.iter():
         tag = part.tag.removeprefix(_SVG)
         if tag == "text":
-            x, y, start = _short(part.get("x", "")), _short(part.get("y", "")), part.get("text-anchor") == "start"
-            yield f'<text x="{x}" y="{y}" class="{"s" * start}">{escape(part.text or "")}</text>'
+            side = "s" if part.get("text-anchor") == "start" else "m"
+            yield f'<text x="{_short(part.get("x", ""))}" y="{_short(part.get("y", ""))}" class="{side}">{escape(part.text or "")}</text>'
         elif shape and tag in ("path", "polygon"):  # a path of 34 points; a 3D box whose lid would run through the words
             points = [float(n) for n in re.findall(r"-?[\d.]+", part.get(_KEPT[tag][0], ""))]
             (left, right), (top, bottom) = ((min(p), max(p)) for p in (points[::2], points[1::2]))
