@@ -65,7 +65,8 @@ def start(command: Sequence[str], folder: Path) -> list[tuple[int, str, str]]:
 def start_patiently(command: Sequence[str], folder: Path) -> list[tuple[int, str, str]]:
     """`start`, once more if another program took the port in between."""
     ended = start(command, folder)
-    return start(command, folder) if any("EADDRINUSE" in err for _, _, err in ended) else ended
+    # a port that was taken meanwhile, or a process that gloo aborted while it shut down on a busy machine: once more
+    return start(command, folder) if any("EADDRINUSE" in err or status < 0 for status, _, err in ended) else ended
 
 
 @pytest.fixture(scope="module")

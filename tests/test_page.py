@@ -494,6 +494,20 @@ def test_without_graphviz_the_table_works(browser: Any, tmp_path: pathlib.Path, 
     opened.tab.close()
 
 
+def test_without_a_picture_that_fits_the_page_says_so(
+    browser: Any, tmp_path: pathlib.Path, gated: Lineage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "_MOST", (1, 1))
+    opened = Opened(browser, tmp_path, to_html(gated))
+    assert "too many for one picture. The table has all of them." in opened.tab.locator("#large").inner_text()
+    opened.tab.evaluate("dispatchEvent(new Event('beforeprint')); dispatchEvent(new Event('afterprint'))")
+    opened.row("head").click()
+    opened.tab.keyboard.press("0")
+    opened.tab.keyboard.press("Escape")
+    assert opened.wrong == []
+    opened.tab.close()
+
+
 def test_on_paper_there_are_picture_and_table(opened: Opened) -> None:
     opened.tab.emulate_media(media="print")
     opened.tab.evaluate("dispatchEvent(new Event('beforeprint'))")

@@ -368,10 +368,11 @@
     $("#fit").addEventListener("click", () => fit());
     new ResizeObserver(() => fit(true)).observe(pane);
     addEventListener("beforeprint", () => {
+      if (picture < 0) return;
       $("svg", pane).setAttribute("viewBox", `0 0 ${size}`.replace(",", " "));
       $(".stage", pane).removeAttribute("transform");
     });
-    addEventListener("afterprint", () => ($("svg", pane).removeAttribute("viewBox"), place()));
+    addEventListener("afterprint", () => ($("svg", pane)?.removeAttribute("viewBox"), place()));
   }
   addEventListener("beforeprint", () => $$(".facts details").forEach((d) => (d.open = true)));
 
@@ -396,6 +397,7 @@
   if (pane && tooMany.length) {
     const box = $("#large");
     box.hidden = false;
-    box.textContent = `${tooMany.map((n) => (pictures[n].name === "all" ? "Full detail" : `Depth ${pictures[n].name}`)).join(" and ")} would have ${Math.max(...tooMany.map((n) => pictures[n].nodes)).toLocaleString("en")} nodes, too many for one picture. Double-click a container to look inside.`;
+    box.textContent = `${tooMany.map((n) => (pictures[n].name === "all" ? "Full detail" : `Depth ${pictures[n].name}`)).join(" and ")} would have ${Math.max(...tooMany.map((n) => pictures[n].nodes)).toLocaleString("en")} nodes, too many for one picture. ${able.length ? "Double-click a container to look inside." : "The table has all of them."}`;
+    if (!able.length) pane.replaceWith(box);
   }
 })();

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import json
 import linecache
 import os
 import pathlib
@@ -40,6 +39,9 @@ _MOST = 3000, 6000  # nodes and wires in one picture
 _INSIDE, _BUDGET = 80, 12_000  # nodes up to which the picture of a container shows all within; nodes in all such pictures
 _ENTRIES = 12  # sources in a cell of the table; the panel beside it has all
 
+_END = '\n  label=""; bgcolor=transparent; ranksep=0.22'
+_HURRY = "; nslimit=0.3; nslimit1=0.3; mclimit=0.1; searchsize=5; splines=line"  # a DenseNet with bent wires takes minutes to lay out
+
 _Facts = dict[str, Any]
 _Chain = tuple[str, ...]  # keys of containers, the outermost first
 
@@ -63,11 +65,9 @@ def to_html(lineage: Lineage, *, shapes: bool = False, source: bool = True) -> s
     items = _Items(lineage, shapes, source)
     pictures, missing = _lay_out(list(_plan(items, shapes)))
     data = {"items": items.facts, "wires": items.wires, "breaks": items.breaks(), "pictures": [p.facts for p in pictures]}
-    harmless = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}  # the rest that could harm is not ASCII
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).translate(harmless)
     spots, wires = ([part for p in pictures for part in getattr(p.drawing, name)] for name in ("spots", "wires"))
     return _template().render(
-        lineage=lineage, items=items, pictures=pictures, missing=missing, data=Markup(text), name=_clean(lineage.model),
+        lineage=lineage, items=items, pictures=pictures, missing=missing, data=data, name=_clean(lineage.model),
         style=_trusted("page.css"), script=_trusted("page.js"),
         kinds={spot.kind for spot in spots}, families=shown_families(spots), wires={kind for wire in wires for kind in _kinds(wire)},
     )  # fmt: skip
@@ -78,6 +78,7 @@ def _template() -> Template:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["soft"] = lambda text: escape(text).replace(".", Markup(".<wbr>")) if len(text) > 24 else text
     environment.filters |= {"number": _number, "ranges": lambda lineage: _clean(_ranges(lineage.layers, lineage.runs))}
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(str(_trusted("page.html")[0]))
 
 
@@ -163,9 +164,8 @@ class _Items:
         facts: _Facts = {"n": _clean(row.label), "t": _clean(row.type), "k": kind, "h": head, "l": len(chain) + line.depth}
         facts |= {"w": _clean(where), "c": _code(where) if self.source else "", "s": [_size(flow) for flow in outputs]}
         own, trainable = row.parameters
-        facts["p"] = (f"{own:,}" if row.type and line.row and (runs == 1 or kind != "container") else "") + (
-            f" ({trainable:,} trainable)" if own != trainable else ""
-        )
+        facts["p"] = f"{own:,}" if row.type and line.row and (own or kind != "container") else ""
+        facts["p"] += f" ({trainable:,} trainable)" if own != trainable else ""
         facts |= {"x": line.times * row.times} if line.row and line.times * row.times > 1 else {}
         facts |= {name: True for name, on in (("shared", row.shared), ("raised", row.failed)) if on}
         facts |= {"g": share_of(row.seen, runs)} if row.seen not in (0, runs) and line.row else {}
@@ -257,9 +257,6 @@ def _cell(tensors: Sequence[Any]) -> _Facts:
     return {"groups": groups, "more": sum(len(entries) for *_, entries in alike.values()) - _ENTRIES + room}
 
 
-# -- pictures ------------------------------------------------------------------------------------------------------------------------------
-
-
 class _Picture(NamedTuple):
     drawing: Drawing
     items: dict[str, int]  # per key of a spot
@@ -325,7 +322,8 @@ class _Parts:
 def _lay_out(pictures: list[_Picture]) -> tuple[list[_Picture], str]:
     """The pictures with their SVG, made in one run of Graphviz; without it none, and why."""
     fit = [p for p in pictures if not p.facts["too"]]
-    texts = [drawing_dot(p.drawing).rstrip("}\n") + '\n  label=""; bgcolor=transparent; ranksep=0.22\n}\n' for p in fit]
+    ends = [_END + _HURRY * (len(p.drawing.wires) > max(400, 2.5 * len(p.drawing.spots))) + "\n}\n" for p in fit]
+    texts = [drawing_dot(p.drawing).rstrip("}\n") + end for p, end in zip(fit, ends, strict=True)]
     try:
         made = layout("".join(texts), "svg").decode().split("</svg>")[:-1] if fit else []
         if len(made) != len(fit):
