@@ -6,12 +6,11 @@ import os
 import shutil
 import subprocess
 import sysconfig
-from collections import defaultdict
 from collections.abc import Iterator
 
 from gradlineage.errors import LineageError
 from gradlineage.lineage import Lineage
-from gradlineage.views.drawing import FAMILIES, Drawing, Spot, Wire, draw
+from gradlineage.views.drawing import FAMILIES, Drawing, Spot, Wire, draw, nested
 
 __all__ = ["drawing_dot", "layout", "to_dot", "to_png", "to_svg"]
 
@@ -63,7 +62,7 @@ def to_png(lineage: Lineage, *, shapes: bool = False, decisions: bool = True, be
 
 def drawing_dot(drawing: Drawing) -> str:
     """A drawing in the DOT language. Node ``n3`` is the fourth of its nodes, ``w3`` the fourth of its wires, also in the SVG made of it."""
-    lines = ["strict digraph {", *_settings(drawing)]
+    lines = ["digraph {", *_settings(drawing)]
     numbers = {spot.key: n for n, spot in enumerate(drawing.spots)}
     lines += _nodes(drawing, numbers)
     lines += (f"  n{numbers[w.source]} -> n{numbers[w.target]} [{', '.join(_wire(w, n))}]" for n, w in enumerate(drawing.wires))
@@ -72,7 +71,9 @@ def drawing_dot(drawing: Drawing) -> str:
 
 def _settings(drawing: Drawing) -> Iterator[str]:
     yield f"  graph [label={_quoted(drawing.title)}, labelloc=t, rankdir=TB, fontname=Helvetica, fontsize=16, ranksep=0.35, nodesep=0.25]"
-    if len(drawing.spots) > _LARGE:
+    if len(drawing.wires) > max(_LARGE, 2.5 * len(drawing.spots)):  # a tangle, such as DenseNet
+        yield "  graph [nslimit=0.3, nslimit1=0.3, mclimit=0.1, searchsize=5, splines=line]"
+    elif len(drawing.spots) > _LARGE:
         yield "  graph [nslimit=1, nslimit1=1, mclimit=0.3, splines=polyline]"
     yield '  node [fontname=Helvetica, fontsize=11, height=0.3, margin="0.1,0.04", color="#333333"]'
     yield '  edge [fontname=Helvetica, fontsize=9, color="#444444", fontcolor="#333333", arrowsize=0.7]'
@@ -80,16 +81,8 @@ def _settings(drawing: Drawing) -> Iterator[str]:
 
 def _nodes(drawing: Drawing, numbers: dict[str, int]) -> Iterator[str]:
     """Nodes within clusters within clusters."""
-    inside: defaultdict[tuple[str, ...], list[Spot]] = defaultdict(list)
-    children: defaultdict[tuple[str, ...], dict[tuple[str, ...], None]] = defaultdict(dict)
-    for spot in drawing.spots:
-        inside[spot.within].append(spot)
-        for depth in range(len(spot.within)):
-            children[spot.within[:depth]].setdefault(spot.within[: depth + 1])
     number = 0
-    stack: list[tuple[str, tuple[str, ...]]] = [("open", ())]
-    while stack:
-        step, chain = stack.pop()
+    for step, chain, spots in nested(drawing):
         pad = "  " * (len(chain) + 1)
         if step == "close":
             yield f"{pad[2:]}}}"
@@ -97,10 +90,8 @@ def _nodes(drawing: Drawing, numbers: dict[str, int]) -> Iterator[str]:
         if chain:
             yield f"{pad[2:]}subgraph cluster_{number} {{"
             yield f'{pad}label={_quoted(drawing.containers.get(chain[-1], chain[-1]))}; labeljust=l; fontsize=10; color="#8899aa"; style=rounded'
-            stack.append(("close", chain))
             number += 1
-        yield from (f"{pad}n{numbers[spot.key]} [{', '.join(_node(spot, numbers[spot.key]))}]" for spot in inside[chain])
-        stack += [("open", below) for below in reversed(children[chain])]
+        yield from (f"{pad}n{numbers[spot.key]} [{', '.join(_node(spot, numbers[spot.key]))}]" for spot in spots)
 
 
 def _node(spot: Spot, number: int) -> Iterator[str]:

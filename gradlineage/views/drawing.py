@@ -6,7 +6,8 @@ different lightness for grey), and both in words. A wire is dashed where no grad
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gradlineage.compare import Difference, diff
@@ -16,7 +17,7 @@ from gradlineage.views.loops import containers_of, roll
 from gradlineage.views.reading import Line, Reading
 from gradlineage.views.rows import Entry, Row, entries_of, make_rows
 
-__all__ = ["FAMILIES", "Drawing", "Spot", "Wire", "draw"]
+__all__ = ["FAMILIES", "Drawing", "Spot", "Wire", "draw", "nested", "shown_families"]
 
 #: Families of layers: words in class names, colour.
 FAMILIES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -239,6 +240,23 @@ def _plain(spot: Spot) -> str:
 
 def _target(label: str) -> str:
     return "output" if label.startswith("output") else label
+
+
+def nested(drawing: Drawing) -> Iterator[tuple[str, tuple[str, ...], list[Spot]]]:
+    """The nodes by container: ``open`` or ``close``, the keys of a container and those around it, and at its opening the nodes right in it."""
+    inside: defaultdict[tuple[str, ...], list[Spot]] = defaultdict(list)
+    children: defaultdict[tuple[str, ...], dict[tuple[str, ...], None]] = defaultdict(dict)
+    for spot in drawing.spots:
+        inside[spot.within].append(spot)
+        for depth in range(len(spot.within)):
+            children[spot.within[:depth]].setdefault(spot.within[: depth + 1])
+    stack: list[tuple[str, tuple[str, ...]]] = [("open", ())]
+    while stack:
+        step, chain = stack.pop()
+        yield step, chain, inside[chain] if step == "open" else []
+        if step == "open":
+            stack += [("close", chain)] if chain else []
+            stack += [("open", below) for below in reversed(children[chain])]
 
 
 def shown_families(spots: Iterable[Spot]) -> list[str]:

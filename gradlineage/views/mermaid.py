@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from gradlineage.lineage import Call, Lineage
-from gradlineage.views.drawing import FAMILIES, Drawing, Spot, draw
+from gradlineage.views.drawing import FAMILIES, Drawing, draw, nested
 
 __all__ = ["to_mermaid"]
 
@@ -51,28 +50,18 @@ def _fitting(lineage: Lineage, shapes: bool, decisions: bool) -> Drawing | None:
 def _lines(drawing: Drawing) -> Iterator[str]:
     yield "flowchart TD"
     numbers = {spot.key: n for n, spot in enumerate(drawing.spots)}
-    inside: defaultdict[tuple[str, ...], list[Spot]] = defaultdict(list)
-    children: defaultdict[tuple[str, ...], dict[tuple[str, ...], None]] = defaultdict(dict)
-    for spot in drawing.spots:
-        inside[spot.within].append(spot)
-        for depth in range(len(spot.within)):
-            children[spot.within[:depth]].setdefault(spot.within[: depth + 1])
     number = 0
-    stack: list[tuple[bool, tuple[str, ...]]] = [(True, ())]
-    while stack:
-        opens, chain = stack.pop()
+    for step, chain, spots in nested(drawing):
         pad = "    " * (len(chain) + 1)
-        if not opens:
+        if step == "close":
             yield f"{pad[4:]}end"
             continue
         if chain:
             yield f"{pad[4:]}subgraph c{number}[{_quoted(drawing.containers.get(chain[-1], chain[-1]))}]"
             number += 1
-            stack.append((False, chain))
-        for spot in inside[chain]:
+        for spot in spots:
             left, right = _SHAPES[spot.kind]
             yield f"{pad}n{numbers[spot.key]}{left}{_quoted('<br>'.join(map(_text, spot.lines)), raw=True)}{right}"
-        stack += [(True, below) for below in reversed(children[chain])]
     for wire in drawing.wires:
         ends = f"n{numbers[wire.source]}", f"n{numbers[wire.target]}"
         text = f"|{_quoted(('cut: ' if wire.stopped else '') + wire.text)}|" if wire.text or wire.stopped else ""
