@@ -213,7 +213,7 @@ class Tape:
             while low is not None and low >= at:
                 line.add(low)
                 low = self._first(low)
-            if at in line:
+            if at in line or at in self.written:  # a write went into what the memory holds, wherever it was made
                 return calls, True
             kind, _, _, parents, *_ = self.entries[at]
             if kind == CALL:
