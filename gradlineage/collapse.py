@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Iterator
 
 from gradlineage.errors import LineageError, NameNotFound
-from gradlineage.lineage import Lineage
+from gradlineage.lineage import Call, Lineage
 
-__all__ = ["collapse"]
+__all__ = ["collapse", "fitting", "shallower"]
 
 
 def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Lineage:
@@ -47,3 +48,32 @@ def collapse(lineage: Lineage, *patterns: str, depth: int | None = None) -> Line
             if level[index] == depth and not call.layer:
                 chosen.add(index)
     return Lineage(graph, lineage._view.outermost(chosen), lineage.rolled)
+
+
+def shallower(lineage: Lineage) -> Iterator[tuple[int, Lineage]]:
+    """The lineage collapsed at each depth, the deepest first; a union has none."""
+    if lineage._view.is_union:
+        return
+    level: dict[Call | None, int] = {None: -1}
+    for call in lineage.calls:
+        level[call] = level[call.parent] + 1
+    for depth in range(max(level.values()) - 1, 0, -1):
+        yield depth, lineage.collapse(depth=depth)
+
+
+def fitting(lineage: Lineage, most: int, joins: bool = True) -> tuple[Lineage, int | None]:
+    """The lineage itself if it has no more rows than that, else collapsed at the greatest depth at which it has not, or to depth 1; and the depth.
+
+    ``joins``: whether they count as rows.
+    """
+
+    def rows(view: Lineage) -> int:
+        return len(view.layers) + (len(view.joins) if joins else 0)
+
+    if rows(lineage) > most:
+        for depth, shown in shallower(lineage):
+            if (depth == 1 or (len(shown.layers) <= most and rows(shown) <= most)) and rows(shown) < rows(
+                lineage
+            ):  # joins cost a walk: last
+                return shown, depth
+    return lineage, None

@@ -9,13 +9,13 @@ import os
 import sys
 from typing import Any
 
+from gradlineage.collapse import fitting
 from gradlineage.errors import UsageError
 from gradlineage.findings import CODES, SEVERITIES, lint
-from gradlineage.lineage import Call, Lineage
+from gradlineage.lineage import Lineage
 from gradlineage.running import MODEL, is_saved, lineage_of, no_model, runs_of, traced
 from gradlineage.runs import Runs
 from gradlineage.terminal import write
-from gradlineage.views.notebook import fitting
 
 __all__ = ["add_commands"]
 
@@ -235,21 +235,13 @@ def _show(options: argparse.Namespace) -> int:
 
 def _fitting(lineage: Lineage, joins: bool, most: int) -> Lineage:
     """The lineage itself if it is short enough, else collapsed, and told so."""
-    shown = fitting(lineage, most, joins)
-    if shown is not lineage:
+    shown, depth = fitting(lineage, most, joins)
+    if depth is not None:
         rows, now = (len(view.layers) + len(view.joins) * joins for view in (lineage, shown))
-        depth = max(_level(call) for call in shown.layers if call._index in shown._collapsed)
         largest = max(shown.layers, key=lambda call: (call._index in shown._collapsed, call.parameters[0]))
         told = f"gradlineage: {rows:,} rows, collapsed to {now:,} with --depth {depth}"
         print(f"{told}; open it with --full, --depth {depth + 1} or --layer '{largest.path}.*'", file=sys.stderr)
     return shown
-
-
-def _level(call: Call) -> int:
-    level, above = 0, call.parent
-    while above is not None:
-        level, above = level + 1, above.parent
-    return level
 
 
 def _draw(options: argparse.Namespace) -> int:

@@ -59,9 +59,18 @@ class _Look:
         return self.walk.data(v.node for v in self.graph.outputs)
 
     @cached_property
-    def deciding(self) -> set[int]:
-        """The nodes that something Python read was computed from."""
-        return self.walk.data(n for d in self.graph.decisions for n in d.nodes)[0]
+    def deciding(self) -> tuple[set[int], set[int]]:
+        """The nodes that something Python read was computed from, and the layer calls among them."""
+        return self.walk.data(n for d in self.graph.decisions for n in d.nodes)
+
+    @cached_property
+    def whole(self) -> Lineage:
+        """The lineage with nothing collapsed."""
+        return Lineage(self.graph)
+
+    @cached_property
+    def modules(self) -> set[str]:
+        return {path for path, _ in self.graph.modules}
 
     @cached_property
     def dead(self) -> set[str]:
@@ -110,7 +119,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _dead_calls(look: _Look) -> Iterator[Finding]:
-    alive = look.used[1] | look.walk.data(n for d in look.graph.decisions for n in d.nodes)[1]  # what only decides is used as well
+    alive = look.used[1] | look.deciding[1]  # what only decides is used as well
     for index in list(alive):
         above = look.graph.calls[index].parent
         while above >= 0 and above not in alive:
@@ -121,7 +130,7 @@ def _dead_calls(look: _Look) -> Iterator[Finding]:
     for index, record in enumerate(look.graph.calls):
         if index in alive or record.failed or (record.parent >= 0 and record.parent not in alive):
             continue  # the outermost is told of
-        call = Call(Lineage(look.graph), index)
+        call = Call(look.whole, index)
         yield Finding(
             "dead-call", "warning", call.label, record.where, f"what {call.label} ({record.type}) computed reaches no output",
             f"use its result or remove the call, unless it is called for what it leaves behind{_DDP if record.trainable else ''}",
@@ -134,12 +143,10 @@ def _parameters(look: _Look) -> Iterator[Finding]:
         owner = parameter.name.rpartition(".")[0]
         if parameter.state == "dead" and owner in look.dead:
             continue  # told of with its call
-        if parameter.state in ("unused", "dead", "cut", "frozen"):
+        if parameter.state in ("unused", "dead", "cut"):
             groups[parameter.state, _stops(parameter.breaks) if parameter.state == "cut" else owner].append(parameter.name)
     for (state, detail), names in groups.items():
         listed = _listed(names)
-        if state == "frozen":
-            continue
         if state == "cut":
             stops = next(p.breaks for p in look.gradient if p.name == names[0])
             where = stops[0].where if stops else ""
@@ -184,7 +191,7 @@ def _no_gradient(look: _Look) -> Iterator[Finding]:
 
 
 def _inputs(look: _Look) -> Iterator[Finding]:
-    reached = look.used[0] | look.deciding  # what only decides is used as well
+    reached = look.used[0] | look.deciding[0]  # what only decides is used as well
     for call in look.graph.calls:
         for value in call.inputs if call.parent < 0 and look.graph.outputs else ():
             if value.node not in reached:
@@ -200,7 +207,7 @@ def _arguments(look: _Look) -> Iterator[Finding]:
     for call in look.lineage.calls:
         if call.parent is not None:
             for flow in call.inputs:
-                if flow.used is False and flow._key[0] not in look.deciding:
+                if flow.used is False and flow._key[0] not in look.deciding[0]:
                     names[call.type, flow.name or "a tensor"].append(call)
     for (kind, name), calls in names.items():
         unused[kind, tuple(calls)].append(name)
@@ -240,7 +247,7 @@ def _borrowed(look: _Look) -> Iterator[Finding]:
     users: dict[str, str] = {}
     for name, calls in look.graph.bypassed:
         owner = name.rpartition(".")[0]
-        if owner not in {path for path, _ in look.graph.modules}:
+        if owner not in look.modules:
             continue  # a ParameterList cannot be called
         within = [look.graph.calls[c] for c in calls if c >= 0]
         if owner not in direct and not all(c.layer and (not c.path or owner.startswith(f"{c.path}.")) for c in within):
@@ -270,7 +277,7 @@ def _writes(look: _Look) -> Iterator[Finding]:
     for index, record in enumerate(look.graph.calls):
         for value in record.inputs if record.layer else ():
             readers[value.node].append(index)
-    view = Lineage(look.graph)._view
+    view = look.whole._view
     for write in look.graph.writes:
         before = [r for r in readers[write.before] if r != write.call]
         after = [r for r in readers[write.after] if r != write.call]

@@ -193,7 +193,7 @@ class _Freezer:
 
     def _entry(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         kind, name, call, parents, grad, code, at, seventh, eighth, shape = self.tape.entries[number]
-        edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
+        edges: list[tuple[Hashable, bool]] = [*map(_split, parents)]
         if kind == MEMORY:
             known = shape >= 0 and edges[0][0] in {p if p >= 0 else ~p for p in self.tape.entries[shape][3]}
             own: Hashable = shape if known else ("brought", number)  # the operation's own value says it all, or it needs one
@@ -271,7 +271,7 @@ class _Freezer:
         _, name, call, parents, grad, code, at, _, _, own = self.tape.entries[number]
         if call >= 0 and self.layer[call] and own < 0:
             call = self.recorder.calls[call].parent  # by the layer as a whole
-        edges: list[tuple[Hashable, bool]] = [(p, True) if p >= 0 else (~p, False) for p in parents]
+        edges: list[tuple[Hashable, bool]] = [*map(_split, parents)]
         fields = {"kind": "op", "name": name or "write", "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
         return fields, [] if call >= 0 and self.layer[call] else edges
 

@@ -107,14 +107,17 @@ class Tape:
                 if pieces is not None and len(pieces) > _MOST_PIECES:
                     pieces = {(min(first for first, _ in pieces), max(last for _, last in pieces))}
             now, before = self.entries[value], self.entries[found[1]]
-            again = (
-                now[0] == CALL and before[0] == CALL and now[2] == before[2]
-            )  # several outputs over one memory: the first port stands for it
+            # several outputs over one memory: the first port stands for it
+            again = now[0] == CALL and before[0] == CALL and now[2] == before[2]
             self.memory[address] = (found[0], value if fresh and not again else found[1], pieces)
 
-    def _pieces(self, tensor: Tensor) -> set[tuple[int, int]] | None:
+    def _memory_of(self, tensor: Tensor) -> tuple[Any, int, set[tuple[int, int]] | None] | None:
         found = self.memory.get(storage_of(tensor))
-        return found[2] if found is not None and found[0]() is not None else None
+        return found if found is not None and found[0]() is not None else None
+
+    def _pieces(self, tensor: Tensor) -> set[tuple[int, int]] | None:
+        found = self._memory_of(tensor)
+        return found[2] if found is not None else None
 
     def covers(self, tensor: Tensor) -> bool:
         """Whether a tensor is all that is known of its memory."""
@@ -147,13 +150,13 @@ class Tape:
         store = self.store(tensor)
         if store is not None:
             return int(store[0])
-        found = self.memory.get(storage_of(tensor))
-        return found[1] if found is not None and found[0]() is not None else None
+        found = self._memory_of(tensor)
+        return found[1] if found is not None else None
 
     def older(self, tensor: Tensor, start: int) -> bool:
         """Whether the memory behind a tensor was there at a time, or is the model's or an input's."""
-        found = self.memory.get(storage_of(tensor))
-        if found is None or found[0]() is None:
+        found = self._memory_of(tensor)
+        if found is None:
             return False
         kind, name, *_ = self.entries[found[1]]
         return found[1] < start or (kind == LEAVES and name not in ("constant", "empty"))

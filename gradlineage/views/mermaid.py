@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gradlineage.lineage import Call, Lineage
+from gradlineage.collapse import shallower
+from gradlineage.lineage import Lineage
 from gradlineage.views.drawing import FAMILIES, Drawing, draw, nested
 
 __all__ = ["to_mermaid"]
@@ -30,21 +31,10 @@ def to_mermaid(lineage: Lineage, *, shapes: bool = False, decisions: bool = True
             n2("1<br>ReLU")
     """
     drawing = draw(lineage, shapes=shapes, decisions=decisions)
-    if len(drawing.wires) > _MOST and not lineage._view.is_union:
-        drawing = _fitting(lineage, shapes, decisions) or drawing
+    views = shallower(lineage)
+    while len(drawing.wires) > _MOST and (found := next(views, None)) is not None:
+        drawing = draw(found[1], shapes=shapes, decisions=decisions)
     return "\n".join(_lines(drawing)) + "\n"
-
-
-def _fitting(lineage: Lineage, shapes: bool, decisions: bool) -> Drawing | None:
-    level: dict[Call | None, int] = {None: -1}
-    for call in lineage.calls:
-        level[call] = level[call.parent] + 1
-    drawing = None
-    for depth in range(max(level.values()) - 1, 0, -1):
-        drawing = draw(lineage.collapse(depth=depth), shapes=shapes, decisions=decisions)
-        if len(drawing.wires) <= _MOST:
-            break
-    return drawing
 
 
 def _lines(drawing: Drawing) -> Iterator[str]:
