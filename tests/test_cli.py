@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import gradlineage
-from gradlineage.cli import main
 from gradlineage.errors import UsageError
 from gradlineage.lineage import Lineage
 from gradlineage.target import InputSpec, parse_input, parse_settings
@@ -79,25 +77,6 @@ def broken():
 """
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """``run("show …")`` in a folder with ``net.py``: exit status, standard output, standard error."""
-    (tmp_path / "net.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    known = set(sys.modules)
-
-    def call(command: str) -> tuple[int, str, str]:
-        sys.modules.pop("net", None)
-        status = main(shlex.split(command))
-        return status, *capsys.readouterr()
-
-    yield call
-    for name in set(sys.modules) - known:
-        if name in ("net", "__gradlineage_target__"):
-            del sys.modules[name]
 
 
 def process(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import pty
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 
 import gradlineage
 from gradlineage import Lineage, Runs
-from gradlineage.cli import main
 from tests.test_cli import process
 
 torch.set_num_threads(1)
@@ -60,25 +59,6 @@ class Bad(nn.Module):
 """
 
 Run = Callable[[str], tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """``run("paths …")`` in a folder with ``net.py``: exit status, standard output, standard error."""
-    (tmp_path / "net.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    known = set(sys.modules)
-
-    def call(command: str) -> tuple[int, str, str]:
-        sys.modules.pop("net", None)
-        status = main(shlex.split(command))
-        return status, *capsys.readouterr()
-
-    yield call
-    for name in set(sys.modules) - known:
-        if name in ("net", "__gradlineage_target__"):
-            del sys.modules[name]
 
 
 UP, DOWN = torch.ones(1, 4), -torch.ones(1, 4)
