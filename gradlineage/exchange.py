@@ -266,7 +266,7 @@ _DECISION: _Fields = {
     "waits": _flag,
 }  # fmt: skip
 _PARAMETER: _Fields = {"name": _text, "elements": _count, "trainable": _flag, "node": _number}
-_WRITE: _Fields = {"call": _number, "where": _text, "before": _count, "after": _count}
+_WRITE: _Fields = {"call": _number, "where": _text, "before": _counts, "after": _counts}
 _pairs_of_text = _each(lambda pair: found if len(found := _each(_text)(pair)) == 2 else _fail(f"two strings, found {len(found)}"))
 _DOCUMENT: _Fields = {
     "schema": _text, "model": _text, "runs": _count, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
@@ -317,8 +317,7 @@ def _check_calls(graph: Graph, collapsed: tuple[int, ...]) -> None:
         _among(cut.after, nodes, "nodes", f".breaks[{k}].after[*]")
     _among((p.node for p in graph.registered), nodes, "nodes", ".registered[*].node")
     for k, write in enumerate(graph.writes):
-        _among((write.call,), calls, "calls", f".writes[{k}].call")
-        _among((write.before, write.after), nodes, "nodes", f".writes[{k}]")
+        _among((write.call, *write.before, *write.after), calls, "calls", f".writes[{k}]")
     for k, decision in enumerate(graph.decisions):
         _among((decision.call,), calls, "calls", f".decisions[{k}].call")
         _among((decision.after,), calls, "calls", f".decisions[{k}].after")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gradlineage.errors import LineageError, WiringError
+from gradlineage.errors import LineageError, NameNotFound, WiringError
 from gradlineage.lineage import Flow, Lineage
 from gradlineage.steps import Reference
 from gradlineage.tables import REARRANGING
@@ -69,10 +69,13 @@ def expect(lineage: Lineage, wiring: Mapping[str, Expected]) -> None:
         item = None if label == "output" and label not in lineage else lineage[label]
         flows = lineage.outputs if item is None else item.inputs
         for flow, expression in _paired(label, flows, expected, faults):
-            if expression is not None and not _matches(lineage, _read(expression), _ways(lineage, flow._references)):
+            if expression is None:
+                continue
+            wanted, ways = _read(expression), _ways(lineage, flow._references)
+            if not _matches(lineage, wanted, ways) and not _written_so(lineage, wanted, flow._key[0]):
                 name = f"{label} {flow.name}".rstrip()
-                found = _shown(lineage, _ways(lineage, flow._references), _depth(_read(expression)))
-                faults.append(f"{name}\n    expected {_read(expression)}\n    found    {found}")
+                found = _shown(lineage, ways, _depth(wanted))
+                faults.append(f"{name}\n    expected {wanted}\n    found    {found}{_strangers(lineage, wanted)}")
     if faults:
         raise WiringError("the model is not wired as expected:\n" + "\n".join(faults))
 
@@ -169,6 +172,45 @@ def _matches(lineage: Lineage, expected: _Expression, ways: Sequence[_Way]) -> b
     return False
 
 
+def _written_so(lineage: Lineage, expected: _Expression, node: int) -> bool:
+    """Whether the operations themselves, as they ran, are what is expected; parameters, buffers and constants may be left out."""
+    nodes, view = lineage._graph.nodes, lineage._view
+    if expected.operands is None:
+        return _matches(lineage, expected, _ways(lineage, view.references(node)))
+    while not view.of_layer(node) and nodes[node].parents and (nodes[node].kind == "call" or nodes[node].name in REARRANGING):
+        node = _plain(nodes[node].parents[0])
+    if view.of_layer(node) or nodes[node].kind != "op" or nodes[node].name != expected.name:
+        return False
+    given = [_plain(p) for p in nodes[node].parents]
+    fits = {0}  # how many of the expected operands the given ones so far may have been
+    for operand in given:
+        ways = _ways(lineage, view.references(operand))
+        optional = all(_is_leaf(lineage, w) for w in ways)
+        after = {n + 1 for n in fits if n < len(expected.operands) and _written_so(lineage, expected.operands[n], operand)}
+        fits = after | (fits if optional else set())
+    return len(expected.operands) in fits
+
+
+def _plain(edge: int) -> int:
+    return edge if edge >= 0 else ~edge
+
+
+def _strangers(lineage: Lineage, expected: _Expression) -> str:
+    """A line on each name in an expression that is none of this lineage's."""
+    known = {
+        *lineage._names(),
+        *(n.name for n in lineage._graph.nodes),
+        *(f"input:{n.name}" for n in lineage._graph.nodes if n.kind == "input"),
+    }
+    lines, stack = [], [expected]
+    while stack:
+        item = stack.pop(0)
+        stack += item.operands or ()
+        if item.operands is None and item.name not in known and item.name.split(":")[0] not in ("*", "constant", "unknown"):
+            lines.append(f"\n    ({NameNotFound(item.name, known, 'call, join, input, parameter or buffer').message})")
+    return "".join(dict.fromkeys(lines))
+
+
 def _named(lineage: Lineage, name: str, way: _Way) -> bool:
     view, atom = lineage._view, way.reference.atom
     if view.label(atom) == name or view.label(atom).split(":")[0] == name == "constant":
@@ -217,6 +259,9 @@ def _flat(expected: _Expression) -> tuple[_Expression, ...]:
 
 def _shown(lineage: Lineage, ways: Sequence[_Way], depth: int) -> str:
     """What feeds a tensor as an expression, as deep as what was expected."""
+    first = {w.ops[:1] for w in ways}
+    if len(ways) > 1 and len(first) == 1 and () not in first:  # one operation of several operands
+        return f"{ways[0].ops[0]}({', '.join(_shown(lineage, [_Way(w.ops[1:], w.reference)], depth - 1) for w in ways)})"
     texts = []
     for way in ways:
         atom = way.reference.atom

@@ -113,8 +113,8 @@ def _between(lineage: Lineage, first: Item, last: Item) -> Iterator[str]:
     if way is None:
         back = _shortest(lineage, last, first)
         yield f"there is no way from {names[0]} to {names[1]}" + (f"; there is one the other way round, from {names[1]}" if back else "")
-        ends = [i for i in lineage._reach.downstream(*first) if not lineage._reach._edges[1].get(i)]
         returned = _returned(lineage)
+        ends = [i for i in lineage._reach.downstream(*first) if i in returned or not lineage._reach._edges[1].get(i)]
         told = [_item(lineage, i).label + (" (returned)" if i in returned else "") for i in sorted(ends)]
         yield (
             f"what {names[0]} feeds ends at {_listed(told)}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from gradlineage.errors import LineageError
-from gradlineage.gradient import GradientReport, Walk
 from gradlineage.lineage import Break, Call, Lineage
+from gradlineage.look import Look
 
 __all__ = ["CODES", "SEVERITIES", "Finding", "lint"]
 
@@ -46,51 +45,10 @@ class Finding:
         return f"{place}{self.severity}: {self.message} [{self.code}]\n    {self.hint}"
 
 
-class _Look:
-    """What the checks look at, worked out once."""
-
-    def __init__(self, lineage: Lineage) -> None:
-        self.lineage, self.graph = lineage, lineage._graph
-        self.walk = Walk(self.graph)
-
-    @cached_property
-    def used(self) -> tuple[set[int], set[int]]:
-        """The nodes that something returned was computed from, and the layer calls among them."""
-        return self.walk.data(v.node for v in self.graph.outputs)
-
-    @cached_property
-    def deciding(self) -> tuple[set[int], set[int]]:
-        """The nodes that something Python read was computed from, and the layer calls among them."""
-        return self.walk.data(n for d in self.graph.decisions for n in d.nodes)
-
-    @cached_property
-    def whole(self) -> Lineage:
-        """The lineage with nothing collapsed."""
-        return Lineage(self.graph)
-
-    @cached_property
-    def modules(self) -> set[str]:
-        return {path for path, _ in self.graph.modules}
-
-    @cached_property
-    def dead(self) -> set[str]:
-        """Paths of layers none of whose calls had a part in what was returned."""
-        alive = {self.graph.calls[c].path for c in self.used[1]}
-        return {c.path for c in self.graph.calls if c.layer} - alive
-
-    @cached_property
-    def gradient(self) -> GradientReport:
-        return self.lineage.gradient()
-
-    @cached_property
-    def called(self) -> set[str]:
-        return {call.path for call in self.graph.calls}
+_Check = Callable[[Look], Iterator[Finding]]
 
 
-_Check = Callable[[_Look], Iterator[Finding]]
-
-
-def _never_called(look: _Look) -> Iterator[Finding]:
+def _never_called(look: Look) -> Iterator[Finding]:
     borrowed = {name.rpartition(".")[0] for name, _ in look.graph.bypassed}
     owning = {name[:n] for name in (p.name for p in look.graph.registered) for n, c in enumerate(name) if c == "."}
     found: set[str] = set()
@@ -107,7 +65,7 @@ def _never_called(look: _Look) -> Iterator[Finding]:
         told = f"{path} ({kind}) is registered and was never called, so its parameters were not used"
         yield Finding("never-called", "warning", path, "", told, f"call it, remove it, or trace an input that reaches it{_DDP}")
     for (kind, _), paths in plain.items():
-        told = f"{_listed(paths)} ({kind}, without parameters) {_are(paths)} registered and {'was' if len(paths) == 1 else 'were'} never called"
+        told = f"{_listed(paths)} ({kind}, without parameters of its own) {_are(paths)} registered and {_was(paths)} never called"
         yield Finding("never-called", "info", paths[0], "", told, "nothing to do if what it would do is done otherwise")
 
 
@@ -118,7 +76,7 @@ def _above(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _dead_calls(look: _Look) -> Iterator[Finding]:
+def _dead_calls(look: Look) -> Iterator[Finding]:
     alive = look.used[1] | look.deciding[1]  # what only decides is used as well
     for index in list(alive):
         above = look.graph.calls[index].parent
@@ -137,7 +95,7 @@ def _dead_calls(look: _Look) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _parameters(look: _Look) -> Iterator[Finding]:
+def _parameters(look: Look) -> Iterator[Finding]:
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for parameter in look.gradient:
         owner = parameter.name.rpartition(".")[0]
@@ -173,14 +131,14 @@ def _stops(breaks: Sequence[Break]) -> str:
     return f"the gradient stops at {found}" if found else "the gradient stops on the way"
 
 
-def _frozen(look: _Look) -> Iterator[Finding]:
+def _frozen(look: Look) -> Iterator[Finding]:
     frozen = [p for p in look.gradient if p.state == "frozen"]
     if frozen:
         told = f"{len(frozen):,} of {len(look.gradient):,} parameters {_are(frozen)} frozen: {_listed([p.name for p in frozen])}"
         yield Finding("frozen", "info", "", "", told, "nothing to do if that is meant; requires_grad_(True) thaws them")
 
 
-def _no_gradient(look: _Look) -> Iterator[Finding]:
+def _no_gradient(look: Look) -> Iterator[Finding]:
     cut = [p for p in look.gradient if p.state == "cut"]
     if cut and not look.gradient.reached:
         told = f"no parameter gets a gradient: {cut[0].why}"
@@ -190,7 +148,7 @@ def _no_gradient(look: _Look) -> Iterator[Finding]:
         )
 
 
-def _inputs(look: _Look) -> Iterator[Finding]:
+def _inputs(look: Look) -> Iterator[Finding]:
     reached = look.used[0] | look.deciding[0]  # what only decides is used as well
     for call in look.graph.calls:
         for value in call.inputs if call.parent < 0 and look.graph.outputs else ():
@@ -201,10 +159,10 @@ def _inputs(look: _Look) -> Iterator[Finding]:
                 )  # fmt: skip
 
 
-def _arguments(look: _Look) -> Iterator[Finding]:
+def _arguments(look: Look) -> Iterator[Finding]:
     unused: defaultdict[tuple[str, tuple[Call, ...]], list[str]] = defaultdict(list)
     names: defaultdict[tuple[str, str], list[Call]] = defaultdict(list)
-    for call in look.lineage.calls:
+    for call in look.whole.calls:
         if call.parent is not None:
             for flow in call.inputs:
                 if flow.used is False and flow._key[0] not in look.deciding[0]:
@@ -217,7 +175,7 @@ def _arguments(look: _Look) -> Iterator[Finding]:
         yield Finding("argument-unused", "info", who[0].label, who[0].where, told, "pass it only where it is needed")
 
 
-def _unregistered(look: _Look) -> Iterator[Finding]:
+def _unregistered(look: Look) -> Iterator[Finding]:
     seen: set[str] = set()
     for record in look.graph.calls:
         if record.registered or record.path in seen or (record.parent >= 0 and not look.graph.calls[record.parent].registered):
@@ -225,15 +183,32 @@ def _unregistered(look: _Look) -> Iterator[Finding]:
         seen.add(record.path)
         inside = [c for c in look.graph.calls if c.path == record.path or c.path.startswith(f"{record.path}.")]
         own = {look.graph.nodes[n].name for c in inside for n in c.uses if look.graph.nodes[n].name.startswith(record.path)}
-        if own:
+        elements = sum({c.path: c.parameters for c in inside}.values())
+        if own or elements:
+            lost = f"{len(own)} tensor{_plural(own)} of its parameters are" if own else f"its parameters ({elements:,} in all) are"
             yield Finding(
                 "not-registered", "error", record.path, record.where,
-                f"{record.path} was called and is not registered: {len(own)} tensor{_plural(own)} of its parameters are not in model.parameters()",
+                f"{record.path} was called and is not registered: {lost} not in model.parameters()",
                 "keep it in an attribute of the module, in nn.ModuleList or nn.ModuleDict instead of a list, dict or local variable",
             )  # fmt: skip
+    yield from _strays(look)
 
 
-def _direct(look: _Look) -> Iterator[Finding]:
+def _strays(look: Look) -> Iterator[Finding]:
+    """Tensors that take gradient, were there when the pass began and are in no module."""
+    for index in sorted(look.strays):
+        name = look.graph.nodes[index].name
+        calls = [Call(look.whole, c) for c in look.strays[index]]
+        told = f"{name} takes gradient, {calls[0].label or calls[0].type} uses it, and it is not in model.parameters()"
+        if name.startswith("<Tensor"):  # perhaps the caller's own, as what an attack looks for
+            continue
+        yield Finding(
+            "not-registered", "error", calls[0].label, calls[0].where, told,
+            "assign it to an attribute of a module as nn.Parameter, or keep it in nn.ParameterList or nn.ParameterDict",
+        )  # fmt: skip
+
+
+def _direct(look: Look) -> Iterator[Finding]:
     for path, where in look.graph.direct:
         yield Finding(
             "forward-called", "warning", path, where, f"the forward of {path} was called directly, so its hooks did not run",
@@ -241,10 +216,12 @@ def _direct(look: _Look) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _borrowed(look: _Look) -> Iterator[Finding]:
+def _borrowed(look: Look) -> Iterator[Finding]:
     direct = {path for path, _ in look.graph.direct}
     groups: defaultdict[str, list[str]] = defaultdict(list)
     users: dict[str, str] = {}
+    alike: defaultdict[tuple[str, str], list[str]] = defaultdict(list)  # blocks of one kind that do the same are told of at once
+    kinds = dict(look.graph.modules)
     for name, calls in look.graph.bypassed:
         owner = name.rpartition(".")[0]
         if owner not in look.modules:
@@ -253,41 +230,46 @@ def _borrowed(look: _Look) -> Iterator[Finding]:
         if owner not in direct and not all(c.layer and (not c.path or owner.startswith(f"{c.path}.")) for c in within):
             groups[owner].append(name)  # a layer that uses what lies within it, as attention does its projections, is as torch wants it
             users.setdefault(owner, within[0].path or within[0].type if within else "the caller")
-    for owner, names in groups.items():
-        yield Finding(
-            "borrowed", "info", owner, "", f"{users[owner]} uses {_listed(names)}, though {owner or 'their module'} was never called",
-            "call the module if its hooks and its forward should run",
-        )  # fmt: skip
+    for owner in groups:
+        user, name = users[owner], owner.rpartition(".")[2]
+        alike[(kinds.get(user, user), name) if owner.startswith(f"{user}.") else (user, owner)].append(owner)
+    for owners in alike.values():
+        who = _listed(list(dict.fromkeys(users[o] for o in owners)))
+        names = [name for o in owners for name in groups[o]]
+        use = f"{who} use{_s({users[o] for o in owners})} {_listed(names)}"
+        told = f"{use}, though {_listed(owners) or 'their module'} {_was(owners)} never called"
+        yield Finding("borrowed", "info", owners[0], "", told, "call the module if its hooks and its forward should run")
 
 
-def _again(look: _Look) -> Iterator[Finding]:
+def _again(look: Look) -> Iterator[Finding]:
     times: defaultdict[str, list[int]] = defaultdict(list)
+    using: set[int] = set()  # calls that used parameters, in them or below
+    for index in range(len(look.graph.calls) - 1, -1, -1):
+        if look.graph.calls[index].uses or index in using:
+            using.update((index, look.graph.calls[index].parent))
     for index, record in enumerate(look.graph.calls):
         times[record.path].append(index)
     for path, calls in times.items():
         record = look.graph.calls[calls[0]]
         again = record.parent >= 0 and len(times[look.graph.calls[record.parent].path]) == len(calls)  # told of its container
-        if len(calls) > 1 and record.layer and record.uses and not again:
+        if len(calls) > 1 and calls[0] in using and not again:
             told = f"{path or record.type} ({record.type}) was called {len(calls)} times, with the same parameters"
             yield Finding("called-again", "info", path, record.where, told, "nothing to do if it is meant to be shared")
 
 
-def _writes(look: _Look) -> Iterator[Finding]:
-    readers: defaultdict[int, list[int]] = defaultdict(list)
-    for index, record in enumerate(look.graph.calls):
-        for value in record.inputs if record.layer else ():
-            readers[value.node].append(index)
-    view = look.whole._view
+def _writes(look: Look) -> Iterator[Finding]:
+    label = look.whole._view.call_label
+    seen: set[tuple[str, str]] = set()
     for write in look.graph.writes:
-        before = [r for r in readers[write.before] if r != write.call]
-        after = [r for r in readers[write.after] if r != write.call]
-        if before and after:
-            names = [view.call_label(before[0]), view.call_label(after[0])]
-            told = f"{names[0]} read a tensor before it was written in place, {names[1]} after"
-            yield Finding(
-                "write-between-reads", "warning", view.call_label(write.call) if write.call >= 0 else "", write.where, told,
-                "write to a copy if both should see the same, or name the new value differently",
-            )  # fmt: skip
+        place = (look.graph.calls[write.call].path, write.where) if write.call >= 0 else ("", write.where)
+        if place in seen:
+            continue  # the same line of a loop
+        seen.add(place)
+        writer = label(write.call) if write.call >= 0 else ""
+        by = f" by {writer}" if write.call >= 0 and look.graph.calls[write.call].layer else ""
+        told = f"{label(write.before[0])} read a tensor before it was written in place{by}, {label(write.after[0])} after"
+        hint = "write to a copy if both should see the same, or name the new value differently"
+        yield Finding("write-between-reads", "warning", writer, write.where, told, hint)
 
 
 _CHECKS: dict[str, tuple[_Check, str]] = {
@@ -341,7 +323,7 @@ def lint(lineage: Lineage, *, select: str | Iterable[str] = "*", ignore: str | I
         )
     wanted, left = _patterns(select), _patterns(ignore)
     codes = [c for c in CODES if _matches(c, wanted) and not _matches(c, left)]
-    look = _Look(lineage)
+    look = Look(lineage)
     findings: list[Finding] = []
     for check in dict.fromkeys(_CHECKS[c][0] for c in codes):
         findings += [f for f in check(look) if f.code in codes]
@@ -371,8 +353,12 @@ def _plural(things: Iterable[object]) -> str:
     return "" if len(list(things)) == 1 else "s"
 
 
-def _s(things: Sequence[object]) -> str:
+def _s(things: Collection[object]) -> str:
     return "s" if len(things) == 1 else ""
+
+
+def _was(things: Sequence[object]) -> str:
+    return "was" if len(things) == 1 else "were"
 
 
 def _are(things: Sequence[object]) -> str:

@@ -16,13 +16,15 @@ from torch.nn.parameter import is_lazy
 
 from gradlineage.breaks import Cut, find_cuts
 from gradlineage.decisions import ReadNote, inner_ways
+from gradlineage.direct import called_directly
 from gradlineage.functions import regain
 from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ParameterRecord, ValueRecord, WriteRecord
-from gradlineage.inside import Inside, bypassed, flowing, hidden_values, look_inside
-from gradlineage.naming import argument_names, calls_forward, short_path
+from gradlineage.inside import Inside, bypassed, flowing, hidden_values, look_inside, stray
+from gradlineage.naming import argument_names, short_path
 from gradlineage.notes import CallNote, callable_modules, line_of, looks, own_parameters
 from gradlineage.record import Recorder
 from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP, Unknown
+from gradlineage.writes import between_reads
 
 __all__ = ["freeze"]
 
@@ -109,10 +111,11 @@ class _Freezer:
         breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
         decisions = tuple(map(self._decision, self.tape.reads))
         self._pass_gradient()
+        direct = tuple((path, self._where(*place)) for path, place in called_directly(recorder).items())
         modules = tuple(item for prefix, model in models.items() for item in callable_modules(model, prefix))
         return Graph(
             tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks, decisions,
-            modules, tuple(self._registered()), tuple(self._writes()), tuple(dict.fromkeys(self._direct())),
+            modules, tuple(self._registered()), tuple(self._writes()), direct,
         )  # fmt: skip
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
@@ -202,6 +205,7 @@ class _Freezer:
             if call >= 0 and self.layer[call]:
                 return {"kind": "call", "call": call, "grad": grad, **self._through(call, number, grad, False)}, []
             fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
+            fields |= self._wiped(number)
             if shape is not None:
                 fields |= {"shape": _shape(shape[0]), "dtype": str(shape[1]).removeprefix("torch."), "device": str(shape[2])}
             return fields, edges
@@ -218,7 +222,18 @@ class _Freezer:
         if name in ("constant", "empty") and call >= 0 and self.layer[call]:
             return {"kind": "call", "call": call, "grad": grad}, []  # made or wiped in a layer, and out by a side door
         where = self._where(code, at, call) if code is not None else ""
-        return {"kind": name, "name": Unknown.EMPTY if name == "empty" else eighth, "call": call, "where": where, "grad": grad}, []
+        return {
+            "kind": name,
+            "name": Unknown.EMPTY if name == "empty" else eighth,
+            "call": call,
+            "where": where,
+            "grad": grad,
+            **self._wiped(number),
+        }, []
+
+    def _wiped(self, number: int) -> dict[str, Any]:
+        """Autograd sends zeros to what a write left nothing of."""
+        return {"gradient": (self.tape.wiped[number],)} if number in self.tape.wiped else {}
 
     def _pass_gradient(self) -> None:
         """Through layers gradient goes to values that may be younger than the node: tell of it when the others are numbered."""
@@ -236,35 +251,25 @@ class _Freezer:
     def _uses(self, inside: Inside | None) -> tuple[int, ...]:
         entries = self.tape.entries
         taken = inside.taken if inside is not None else ()
-        return tuple(self._number(v) for v in taken if entries[v][0] == LEAVES and entries[v][1] == "parameter")
+        return tuple(self._number(v) for v in taken if entries[v][0] == LEAVES and (entries[v][1] == "parameter" or stray(entries[v])))
 
     def _registered(self) -> Iterator[ParameterRecord]:
         """The models' parameters, each by its first name."""
-        nodes = {n.name: i for i, n in enumerate(self.nodes) if n.kind == "parameter"}
-        for name, parameter in self.recorder.registry.parameters():
-            yield ParameterRecord(name, 0 if is_lazy(parameter) else parameter.numel(), parameter.requires_grad, nodes.get(name, -1))
+        used = {n.name: i for i, n in enumerate(self.nodes) if n.kind == "parameter"}
+        own = list(self.recorder.registry.parameters())
+        if any(name not in used for name, _ in own):  # perhaps for what was dropped at once
+            for value in [_split(edge)[0] for entry in list(self.tape.entries.values()) if entry[0] == OP for edge in entry[3]]:
+                leaf = self.tape.entries[value]
+                if leaf[0] == LEAVES and leaf[1] == "parameter" and leaf[8] not in used:
+                    used[leaf[8]] = self._number(value)
+        for name, parameter in own:
+            yield ParameterRecord(name, 0 if is_lazy(parameter) else parameter.numel(), parameter.requires_grad, used.get(name, -1))
 
     def _writes(self) -> Iterator[WriteRecord]:
-        """The in-place writes to tensors that something else read as they were before, and as they are now."""
-        for number, before in self.tape.written.items():
-            if number in self.numbers and before in self.numbers:
-                call, code, at = (self.tape.entries[number][i] for i in (2, 5, 6))
-                yield WriteRecord(call, self._where(code, at, call), self.numbers[before], self.numbers[number])
-
-    def _direct(self) -> Iterator[tuple[str, str]]:
-        """Modules whose ``forward`` was called without them: nobody called them, and the operation stands in a ``forward(...)`` of theirs."""
-        entries, modules = self.tape.entries, dict(self.recorder.registry.modules())
-        called = {call.path for call in self.recorder.calls}
-        for kind, _, call, parents, _, code, at, *_ in entries.values():
-            for edge in parents if kind == OP and code is not None else ():
-                leaf = entries[edge if edge >= 0 else ~edge]
-                if leaf[0] != LEAVES or leaf[1] != "parameter":
-                    continue
-                owner = str(leaf[8]).rpartition(".")[0]
-                if owner in called or owner not in modules:
-                    continue
-                if code is getattr(type(modules[owner]).forward, "__code__", None) or calls_forward(code, at):
-                    yield owner, self._where(code, at, call)
+        """The in-place writes to memory that one layer read before, and another after."""
+        for number, before, after in between_reads(self.recorder, self.layer):
+            call, code, at = (self.tape.entries[number][i] for i in (2, 5, 6))
+            yield WriteRecord(call, self._where(code, at, call), before, after)
 
     def _brought(self, number: int) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
         """Memory of which a part was written, as the operation that wrote it sees it."""

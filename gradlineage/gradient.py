@@ -114,6 +114,7 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
     reached, used = walk.gradient(starts), walk.data(starts)[0]
     called = {call.path for call in graph.calls}
     borrowed = {name for name, _ in graph.bypassed}
+    modules = {path for path, _ in graph.modules}
     flowing = any(node.grad for node in graph.nodes if node.kind != "parameter")
     stops = [(stop, walk.gradient(record.before)) for record, stop in lineage._stops if used.intersection(record.after)] if flowing else []
     found = []
@@ -126,7 +127,7 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
         elif node in reached:
             state = "reached"
         elif node < 0:
-            state = "unused" if parameter.name.rpartition(".")[0] in called or parameter.name in borrowed else "never called"
+            state = "unused" if _owner(parameter.name, modules) in called or parameter.name in borrowed else "never called"
         elif node not in used:
             state = "dead"
         else:
@@ -134,6 +135,14 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
             state = "cut" if flowing else "no grad"
         found.append(ParameterGradient(parameter.name, parameter.elements, state, breaks))
     return GradientReport(tuple(found))
+
+
+def _owner(name: str, modules: set[str]) -> str:
+    """The module that can be called and holds a parameter: not the list it lies in."""
+    path = name.rpartition(".")[0]
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _outputs(lineage: Lineage, output: int | str | None) -> list[int]:

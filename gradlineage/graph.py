@@ -98,12 +98,12 @@ class ParameterRecord(NamedTuple):
 
 
 class WriteRecord(NamedTuple):
-    """An in-place write: in which call and where, the node of the tensor before and after."""
+    """An in-place write: in which call and where, and the layer calls that read the memory before and after it."""
 
     call: int
     where: str
-    before: int
-    after: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 class DecisionRecord(NamedTuple):

@@ -13,7 +13,7 @@ from gradlineage.notes import CallNote
 from gradlineage.record import Recorder
 from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP
 
-__all__ = ["Inside", "bypassed", "flowing", "hidden_values", "look_inside"]
+__all__ = ["Inside", "bypassed", "flowing", "hidden_values", "look_inside", "stray"]
 
 
 class Inside:
@@ -103,6 +103,11 @@ def flowing(entries: dict[int, tuple[Any, ...]], call: CallNote, inside: Inside,
         else:
             found.setdefault(number)
     return list(found)
+
+
+def stray(entry: tuple[Any, ...]) -> bool:
+    """Whether an end of the search is a leaf that requires gradient and that no module registered: one not made in this pass."""
+    return bool(entry[0] == LEAVES and entry[1] == "constant" and entry[4] and entry[5] is None)
 
 
 def _plain(edge: int) -> int:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import linecache
 import os
-import re
 import sys
 from typing import Any
 
 from gradlineage.notes import CallNote
 
-__all__ = ["argument_names", "calls_forward", "short_path"]
+__all__ = ["argument_names", "short_path"]
 
 
 def short_path(file: str) -> str:
@@ -22,19 +20,6 @@ def short_path(file: str) -> str:
         if file.startswith(folder) and len(folder) > len(best):
             best = folder
     return file[len(best) :].replace(os.sep, "/")
-
-
-def calls_forward(code: Any, at: int) -> bool:
-    """Whether the source of an instruction is a call of some ``x.forward(...)``."""
-    line, last, first_column, end_column = list(code.co_positions())[at // 2]
-    if line is None or last is None or first_column is None or end_column is None:
-        return False
-    lines = [linecache.getline(code.co_filename, n).encode() for n in range(line, last + 1)]
-    if not lines:
-        return False
-    lines[-1] = lines[-1][:end_column]
-    lines[0] = lines[0][first_column:]
-    return re.search(rb"\.forward\s*\(", b"".join(lines)) is not None
 
 
 _signatures: dict[Any, list[tuple[str, bool]]] = {}

@@ -264,11 +264,16 @@ class ShadowMode(TorchFunctionMode):
                 brought = (~tape.leaf("constant", facts.name),)  # a number
             if not torch.is_grad_enabled():
                 brought = tuple(b if b < 0 else ~b for b in brought)
-            old = None if full or (tape.covers(tensor) and not facts.partial) else tape.held(tensor)
+            memory = tape.held(tensor)
+            old = None if full or (tape.covers(tensor) and not facts.partial) else memory
             number = self._entry(facts, (*kept, *brought), tensor.requires_grad, before, after, tensor)
             held = number
+            if memory is not None:
+                tape.overwrites[number] = memory
             if kept:
                 tape.written[number] = kept[0] if kept[0] >= 0 else ~kept[0]
+            elif torch.is_grad_enabled() and (known := tape.known(tensor)) is not None and tape.entries[known[1]][4]:
+                tape.wiped[number] = known[1]
             if old is not None:
                 entry = tape.entries[number]
                 parts = brought if facts.partial else (*kept, *brought)

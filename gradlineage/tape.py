@@ -58,6 +58,8 @@ class Tape:
         self.stores: dict[int, tuple[Any, ...]] = {}  # storage -> what was written, see `store`
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
         self.written: dict[int, int] = {}  # the value after an in-place write -> the one before
+        self.wiped: dict[int, int] = {}  # a write that left nothing of a tensor with gradient -> the value it wiped, which gets zeros
+        self.overwrites: dict[int, int] = {}  # every write -> what the whole memory held before
         self.reads: list[Any] = []  # where Python read a value
         self.aliased: set[int] = set()  # storages over which a module handed out an alias
         self.regained: dict[int, Any] = {}  # values made without gradient whose tensor was given one: the autograd node that did

@@ -155,7 +155,7 @@ MUTANTS: dict[str, Mutant] = {
     "a projection is detached": Mutant("resnet18", edit("layer2.0", "self.downsample(x)", "self.downsample(x).detach()"), (CUT,), True, "layer2.0.downsample.0.weight"),
     "a layer's forward is called": Mutant("resnet18", edit("layer3.0", "self.conv2(out)", "self.conv2.forward(out)"), ("forward-called",), True, "layer3.0.conv2"),
     "normalisation comes first": Mutant("resnet18", edit("layer4.1", "out = self.conv1(x)\n    out = self.bn1(out)", "out = self.conv1(self.bn1(x))"), (), True, "layer4.1.bn1"),
-    "a stage runs twice": Mutant("resnet18", edit("", "self.layer1(x)", "self.layer1(self.layer1(x))", "_forward_impl"), (), True, "+layer1.0.conv1[1] (Conv2d) <- layer1.1.relu[1]"),
+    "a stage runs twice": Mutant("resnet18", edit("", "self.layer1(x)", "self.layer1(self.layer1(x))", "_forward_impl"), (AGAIN,), True, "+layer1.0.conv1[1] (Conv2d) <- layer1.1.relu[1]"),
     "a stage is frozen": Mutant("resnet18", freeze("layer3"), ("frozen",), False, "layer3.0.conv1.weight"),
     "a stage runs without gradient": Mutant("resnet18", edit("", "x = self.layer1(x)", QUIET, "_forward_impl"), (CUT,), True, "layer1.0.conv1.weight"),
     "the output is detached": Mutant("resnet18", edit("", "self.fc(x)", "self.fc(x).detach()", "_forward_impl"), ("no-gradient", CUT), True, "output <- detach <- fc (no gradient)"),

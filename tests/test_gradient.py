@@ -135,7 +135,7 @@ def test_transformers_in_training_get_gradient_where_backward_leaves_it(name: st
 
 
 @pytest.mark.xfail(
-    strict=False, reason="a custom Function whose backward runs a backward of its own is taken for a break, see docs/limits.md"
+    strict=True, reason="a custom Function whose backward runs a backward of its own is taken for a break, see docs/limits.md"
 )
 def test_layers_that_a_custom_function_runs_backwards_itself_get_gradient() -> None:
     model, kwargs = test_tracker_transformers._MODELS["reformer"]()
@@ -324,7 +324,7 @@ def test_parameter_that_its_module_does_not_use_is_unused() -> None:
 
 
 @pytest.mark.parametrize(
-    "which", [0, pytest.param(1, marks=pytest.mark.xfail(strict=False, reason="attention weights are taken to come from out_proj"))]
+    "which", [0, pytest.param(1, marks=pytest.mark.xfail(strict=True, reason="attention weights are taken to come from out_proj"))]
 )
 def test_output_of_attention_sends_gradient_to_what_it_was_computed_from(which: int) -> None:
     agree(Net(lambda n, x: n.m(x, x, x)[which], m=nn.MultiheadAttention(4, 2)), data(3, 1, 4))
@@ -363,13 +363,11 @@ def test_pass_without_gradient_is_not_called_cut() -> None:
     assert report.reached == ()
 
 
-@pytest.mark.xfail(strict=False, reason="a view made without gradient hands gradient on")
 @pytest.mark.parametrize("view", [lambda h: h[:], lambda h: h.view(2, 4), lambda h: h[:, :4], lambda h: h.unsqueeze(0)])
 def test_view_made_without_gradient_stops_it(view: Callable[[Tensor], Tensor]) -> None:
     agree(Net(lambda n, x: n.b(quiet(lambda: view(h)) if (h := n.a(x)) is not None else h), a=lin(), b=lin()), data())
 
 
-@pytest.mark.xfail(strict=False, reason="autograd leaves zeros in what was overwritten")
 @pytest.mark.parametrize("drop", [lambda h, y: h.zero_(), lambda h, y: h.copy_(y), lambda h, y: h.__setitem__(slice(None), y)])
 def test_overwritten_value_gets_a_gradient_of_zeros(drop: Callable[[Tensor, Tensor], Any]) -> None:
     def run(net: Net, x: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def test_finding_of_a_slip_points_into_the_source(title: str) -> None:
         assert finding.message and finding.hint and not finding.message.endswith(".")
 
 
-@pytest.mark.xfail(strict=False, reason="a lineage says from which layer a tensor comes, not which part of it")
+@pytest.mark.xfail(strict=True, reason="a lineage says from which layer a tensor comes, not which part of it")
 @pytest.mark.parametrize("title", BLIND)
 def test_slip_within_a_tensor_is_found(title: str) -> None:
     seen = look(BLIND[title])

@@ -92,6 +92,7 @@ def test_files_can_be_read_at_one_sitting_and_the_library_stays_small() -> None:
         "coverage",
         "many",
         "gradient",
+        "look",
         "findings",
         "expect",
         "explain",
