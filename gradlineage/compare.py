@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gradlineage.errors import LineageError
+from gradlineage.errors import LineageError, a_kind
 from gradlineage.lineage import Flow, Lineage
 from gradlineage.steps import braced
 from gradlineage.tables import REARRANGING
@@ -116,7 +116,7 @@ def diff(a: Lineage, b: Lineage) -> Difference:
     """
     for name, value in (("a", a), ("b", b)):
         if not isinstance(value, Lineage):
-            raise LineageError(f"diff(): {name} is a {type(value).__name__}, expected a Lineage: pass trace(...) or Lineage.load(path)")
+            raise LineageError(f"diff(): {name} is {a_kind(value)}, expected a Lineage: pass trace(...) or Lineage.load(path)")
     _pair(before := _items(a), after := _items(b))
     pairs = [(y.partner, y) for y in after if y.partner is not None and y.is_layer and y.partner.is_layer]
     added, removed = ([item for item in items if item.partner is None] for items in (after, before))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["FormatError", "LineageError", "NameNotFound", "TraceError", "UsageError", "WiringError"]
+__all__ = ["FormatError", "LineageError", "NameNotFound", "TraceError", "UsageError", "WiringError", "a_kind"]
 
 
 class LineageError(Exception):
@@ -14,6 +14,12 @@ class LineageError(Exception):
 
 class TraceError(LineageError):
     """The pass could not be recorded: wrong kind of model, recordings that overlap, a forward that needs what was dropped."""
+
+
+def a_kind(value: object) -> str:
+    """``an int``, ``a list``: what was found instead of what was expected."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 class NameNotFound(LineageError, KeyError):

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from gradlineage.errors import LineageError, NameNotFound, WiringError
+from gradlineage.errors import LineageError, NameNotFound, WiringError, a_kind
 from gradlineage.lineage import Flow, Lineage
 from gradlineage.steps import Reference
 from gradlineage.tables import REARRANGING
@@ -61,9 +61,7 @@ def expect(lineage: Lineage, wiring: Mapping[str, Expected]) -> None:
         LineageError: an expression that cannot be read.
     """
     if not isinstance(wiring, Mapping):
-        raise LineageError(
-            f"expect() takes a mapping of labels to expressions, such as {{'fc': 'relu(conv)'}}; found a {type(wiring).__name__}"
-        )
+        raise LineageError(f"expect() takes a mapping of labels to expressions, such as {{'fc': 'relu(conv)'}}; found {a_kind(wiring)}")
     faults: list[str] = []
     for label, expected in wiring.items():
         item = None if label == "output" and label not in lineage else lineage[label]
@@ -206,7 +204,10 @@ def _strangers(lineage: Lineage, expected: _Expression) -> str:
     while stack:
         item = stack.pop(0)
         stack += item.operands or ()
-        if item.operands is None and item.name not in known and item.name.split(":")[0] not in ("*", "constant", "unknown"):
+        again = [c.label for c in lineage.calls if c.path == item.name != c.label]
+        if item.operands is None and again and item.name not in known:
+            lines.append(f"\n    ({item.name} was called {len(again)} times: say {' or '.join(again[:4])})")
+        elif item.operands is None and item.name not in known and item.name.split(":")[0] not in ("*", "constant", "unknown"):
             lines.append(f"\n    ({NameNotFound(item.name, known, 'call, join, input, parameter or buffer').message})")
     return "".join(dict.fromkeys(lines))
 

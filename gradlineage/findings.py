@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradlineage.errors import LineageError
+from gradlineage.errors import LineageError, a_kind
 from gradlineage.lineage import Break, Call, Lineage
 from gradlineage.look import Look
 
@@ -317,7 +317,7 @@ def lint(lineage: Lineage, *, select: str | Iterable[str] = "*", ignore: str | I
         ['not-registered']
     """
     if not isinstance(lineage, Lineage) or lineage._view.is_union:
-        found = f"a union of {lineage.runs} passes" if isinstance(lineage, Lineage) else f"a {type(lineage).__name__}"
+        found = f"a union of {lineage.runs} passes" if isinstance(lineage, Lineage) else a_kind(lineage)
         raise LineageError(
             f"lint() looks at the lineage of one pass, found {found}; give it what trace(...) or Lineage.load(path) returned"
         )

@@ -107,6 +107,7 @@ class _Freezer:
         total = sum(p.numel() for p in own.values())
         trainable = sum(p.numel() for p in own.values() if p.requires_grad)
         borrowed = tuple(bypassed(recorder, self.layer, insides))
+        registered = tuple(self._registered())
         self._pass_gradient()
         breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
         decisions = tuple(map(self._decision, self.tape.reads))
@@ -115,7 +116,7 @@ class _Freezer:
         modules = tuple(item for prefix, model in models.items() for item in callable_modules(model, prefix))
         return Graph(
             tuple(self.nodes), tuple(calls), tuple(final), name, total, trainable, tuple(notes), borrowed, breaks, decisions,
-            modules, tuple(self._registered()), tuple(self._writes()), direct,
+            modules, registered, tuple(self._writes()), direct,
         )  # fmt: skip
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:

@@ -101,7 +101,7 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
 
     Args:
         lineage: of a pass of a whole model; collapsing changes nothing.
-        output: the number or name of one output tensor; by default all of them together.
+        output: the number or name of one output tensor, of ``['loss']`` also ``loss``; by default all of them together.
 
     Raises:
         LineageError: no such output, or a union of several passes.
@@ -149,7 +149,7 @@ def _outputs(lineage: Lineage, output: int | str | None) -> list[int]:
     values = lineage._graph.outputs
     if output is None:
         return [v.node for v in values]
-    chosen = [v.node for n, v in enumerate(values) if (n if isinstance(output, int) else v.name) == output]
+    chosen = [v.node for n, v in enumerate(values) if output in ((n,) if isinstance(output, int) else (v.name, v.name.strip("[]'\"")))]
     if not chosen:
         names = ", ".join(f"{n}{f' ({v.name})' if v.name else ''}" for n, v in enumerate(values)) or "none"
         raise LineageError(f"gradient(output={output!r}): there is no such output tensor; there are {names}")

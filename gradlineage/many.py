@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from gradlineage.errors import LineageError
+from gradlineage.errors import LineageError, a_kind
 from gradlineage.lineage import Lineage
 from gradlineage.notes import callable_modules
 from gradlineage.runs import Runs
@@ -64,9 +64,7 @@ def trace_many(
         if not isinstance(value, int) or value < least:
             raise LineageError(f"trace_many({name}={value!r}): expected a whole number from {least} on")
     if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping | torch.Tensor):
-        raise LineageError(
-            f"trace_many(): batches is a {type(batches).__name__}, expected an iterable of inputs: a list of tensors, a DataLoader"
-        )
+        raise LineageError(f"trace_many(): batches is {a_kind(batches)}, expected an iterable of inputs: a list of tensors, a DataLoader")
     total = len(batches) if isinstance(batches, Sized) else None
     bound = (
         _arguments(batch if prepare is None else prepare(batch), number)
@@ -117,7 +115,7 @@ def _arguments(batch: Any, number: int) -> tuple[tuple[Any, ...], dict[str, Any]
     if isinstance(batch, tuple | list):
         return tuple(batch), {}
     raise LineageError(
-        f"trace_many(): item {number} is a {type(batch).__name__}; expected a tensor, a tuple or list of arguments or a mapping of keywords; "
+        f"trace_many(): item {number} is {a_kind(batch)}; expected a tensor, a tuple or list of arguments or a mapping of keywords; "
         "turn it into one with prepare="
     )
 

@@ -218,6 +218,8 @@ class ShadowMode(TorchFunctionMode):
         """Outputs share an entry; those without gradient have one of their own, so that top-k's indices are told from its values."""
         tape = self.tape
         entries: dict[bool, int] = {}
+        if not torch.is_grad_enabled():  # views may require gradient all the same
+            parents = tuple(p if p < 0 else ~p for p in parents)
         slots = _slot_count(facts, made, parents)
         for i, tensor in enumerate(made):
             if any(tensor is t for t in operands):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gradlineage.errors import UsageError
+from gradlineage.errors import UsageError, a_kind
 
 if TYPE_CHECKING:
     import torch
@@ -141,9 +141,9 @@ def build(found: Any, target: str, settings: dict[str, Any], device: str | None)
             raise UsageError(f"{target}{wrong[1]} cannot be called with ({given}): {wrong[0]}; give its arguments as --set KEY=VALUE")
         model = found(**settings)
     else:
-        raise UsageError(f"{target} is a {type(found).__name__}; {expected}")
+        raise UsageError(f"{target} is {a_kind(found)}; {expected}")
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{target} returned a {type(model).__name__}; {expected}")
+        raise UsageError(f"{target} returned {a_kind(model)}; {expected}")
     return model.to(_device(device)) if device else model
 
 
@@ -201,7 +201,7 @@ def _read(file: str, device: torch.device, option: str = "--input @") -> Any:
     if not isinstance(value, torch.Tensor | list | tuple | dict) or (
         isinstance(value, dict) and not all(isinstance(k, str) for k in value)
     ):
-        raise UsageError(f"{option}{file} holds a {type(value).__name__}; {expected}")
+        raise UsageError(f"{option}{file} holds {a_kind(value)}; {expected}")
     return value
 
 
@@ -245,9 +245,7 @@ def read_batches(path: Path, model: nn.Module, device: str | None) -> Iterator[t
         elif isinstance(batch, torch.Tensor):
             yield [batch], {}
         else:
-            raise UsageError(
-                f"--inputs {path}: an input is a {type(batch).__name__}; expected a tensor, a list or tuple, or a dict by name"
-            )
+            raise UsageError(f"--inputs {path}: an input is {a_kind(batch)}; expected a tensor, a list or tuple, or a dict by name")
 
 
 def check_call(model: nn.Module, target: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

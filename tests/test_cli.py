@@ -334,7 +334,7 @@ def test_terminal_without_arrows_gets_plain_ones(saved: Path) -> None:
         ("show no.such.module:Net", "there is no module 'no'"),
         ("show net.py:Nett", "has no 'Nett'; it has Net"),
         ("show net.py:text", "is a str; expected a torch.nn.Module, its class or a function"),
-        ("show net.py:number", "returned a int; expected a torch.nn.Module"),
+        ("show net.py:number", "returned an int; expected a torch.nn.Module"),
         ("show net.py:Net --set height=3", "(width=4, act='relu', depth=1) cannot be called with (height=3)"),
         ("show net.py:Net --set height", "expected KEY=VALUE"),
         ("show net:Holder.ready --set width=3", "is a model already and takes no --set (width=3)"),

@@ -266,7 +266,7 @@ def test_label_that_is_not_there_is_told_with_the_nearest(small: Lineage) -> Non
 
 @pytest.mark.parametrize("wiring", [["fc"], "fc", None, 3])
 def test_what_is_no_mapping_is_refused(small: Lineage, wiring: Any) -> None:
-    with pytest.raises(LineageError, match=r"expect\(\) takes a mapping of labels to expressions, such as .*; found a "):
+    with pytest.raises(LineageError, match=r"expect\(\) takes a mapping of labels to expressions, such as .*; found an? "):
         small.expect(wiring)
 
 
@@ -295,6 +295,11 @@ def test_failure_says_for_every_tensor_what_was_found(small: Lineage) -> None:
 def test_name_that_is_none_of_this_lineage_is_told_with_the_nearest(small: Lineage) -> None:
     with pytest.raises(WiringError, match=r"found    mean\(relu\[1\]\)\n    \(no call, .* named 'cnv1' in this lineage; nearest: conv1"):
         small.expect({"fc": "mean(cnv1)"})
+
+
+def test_name_of_a_layer_called_twice_is_told_to_be_two() -> None:
+    with pytest.raises(WiringError, match=re.escape("(a was called 2 times: say a[0] or a[1])")):
+        net(lambda n, x: n.d(n.a(n.a(x)))).expect({"d": "a"})
 
 
 def test_failure_is_an_assertion_and_a_lineage_error(small: Lineage) -> None:

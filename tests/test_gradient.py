@@ -363,7 +363,7 @@ def test_pass_without_gradient_is_not_called_cut() -> None:
     assert report.reached == ()
 
 
-@pytest.mark.parametrize("view", [lambda h: h[:], lambda h: h.view(2, 4), lambda h: h[:, :4], lambda h: h.unsqueeze(0)])
+@pytest.mark.parametrize("view", [lambda h: h[:], lambda h: h.view(2, 4), lambda h: h[:, :4], lambda h: h.unsqueeze(0), lambda h: torch.cat(h.chunk(2))])
 def test_view_made_without_gradient_stops_it(view: Callable[[Tensor], Tensor]) -> None:
     agree(Net(lambda n, x: n.b(quiet(lambda: view(h)) if (h := n.a(x)) is not None else h), a=lin(), b=lin()), data())
 
@@ -412,7 +412,7 @@ def two() -> Lineage:
 
 
 def test_one_output_is_chosen_by_number_or_name(two: Lineage) -> None:
-    assert two.gradient("['p']").reached == two.gradient(0).reached == ("a.weight", "a.bias")
+    assert two.gradient("p").reached == two.gradient("['p']").reached == two.gradient(0).reached == ("a.weight", "a.bias")
     assert two.gradient("['q']").reached == two.gradient(1).reached == ()
     assert two.gradient(2).reached == two.gradient().reached == ("a.weight", "a.bias", "b.weight", "b.bias")
 

@@ -298,7 +298,7 @@ class Listing(nn.Module):
 
 def holding(kept: list[Any], run: Run) -> Net:
     made = net(run)
-    made.kept = kept
+    object.__setattr__(made, "kept", kept)
     return made
 
 

@@ -306,7 +306,7 @@ def test_what_is_saved_needs_no_torch(saved: Path, command: str, status: int) ->
         ("paths net.py:Gate --inputs net.py", "cannot be read"),
         ("paths net.py:Gate --inputs empty", "the folder is empty"),
         ("paths net.py:Gate --inputs dict.pt", "holds one dict; expected a folder of files that torch.save wrote"),
-        ("paths net.py:Gate --inputs ints.pt", "an input is a int; expected a tensor, a list or tuple, or a dict by name"),
+        ("paths net.py:Gate --inputs ints.pt", "an input is an int; expected a tensor, a list or tuple, or a dict by name"),
         ("paths net.py:Gate --random 2 --input 1x4 --input 1x4 --input 1x4", "too many positional arguments"),
         ("paths net.py:Gate --random 2 --input 1x", "--input '1x' is no input"),
         ("paths net.py:Gates --random 2 --input 1x4", "net.py has no 'Gates'; it has Gate"),

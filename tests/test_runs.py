@@ -211,7 +211,9 @@ def test_what_is_no_model_is_told(model: Any, told: str) -> None:
 def test_what_is_no_list_of_inputs_is_told(batches: Any, found: str) -> None:
     with pytest.raises(LineageError) as caught:
         trace_many(Gates(), batches)
-    assert f"batches is a {found}" in str(caught.value) and "a list of tensors, a DataLoader" in str(caught.value)
+    assert f"batches is {'an' if found == 'int' else 'a'} {found}" in str(caught.value) and "a list of tensors, a DataLoader" in str(
+        caught.value
+    )
 
 
 @pytest.mark.parametrize("wrong", ["text", 3, None, {1: data()}, {data()}])
@@ -219,7 +221,7 @@ def test_batch_that_is_no_call_is_told_with_its_number_and_the_way_out(wrong: An
     with pytest.raises(LineageError) as caught:
         trace_many(Gates(), [data(), wrong])
     told = str(caught.value)
-    assert f"item 1 is a {type(wrong).__name__}" in told and "prepare=" in told
+    assert f"item 1 is {'an' if wrong == 3 else 'a'} {type(wrong).__name__}" in told and "prepare=" in told
     assert "tuple or list of arguments or a mapping of keywords" in told
 
 
