@@ -29,17 +29,7 @@ from gradlineage.writes import between_reads
 __all__ = ["freeze"]
 
 #: Nodes whose empty slots are absent weights and biases, not lost operands.
-_OPTIONAL_SLOTS = (
-    "Convolution",
-    "NativeBatchNorm",
-    "CudnnBatchNorm",
-    "NativeLayerNorm",
-    "NativeGroupNorm",
-    "Slow",
-    "Mkldnn",
-    "Embedding",
-    "Cudnn",
-)
+_OPTIONAL_SLOTS = tuple("Convolution NativeBatchNorm CudnnBatchNorm NativeLayerNorm NativeGroupNorm Slow Mkldnn Embedding Cudnn".split())
 
 
 def freeze(recorder: Recorder, outputs: Sequence[tuple[str, torch.Tensor]] | None = None, notes: Sequence[str] = ()) -> Graph:
@@ -78,7 +68,8 @@ class _Freezer:
         uncalled = self._uncalled_parameters()
         for call in recorder.calls:
             extra = uncalled.get(call.path, (0, 0)) if self.layer[call.index] else (0, 0)
-            count, learned = call.own[0] + extra[0], call.own[1] + extra[1]
+            held = own_parameters(call.note.module)
+            count, learned = held[0] + extra[0], held[1] + extra[1]
             named = argument_names(call)
             inside = insides.get(call.index)
             inputs = tuple(
@@ -91,7 +82,7 @@ class _Freezer:
             calls.append(
                 CallRecord(
                     call.path, call.nth, call.type, self.layer[call.index], call.parent, self._where(call.code, call.code_at), count, learned,
-                    call.registered, call.failed, inputs, outs, self._hidden(call, inside), self._uses(inside),
+                    call.note.registered, call.failed, inputs, outs, self._hidden(call, inside), self._uses(inside),
                 )
             )  # fmt: skip
         if outputs is not None:
@@ -384,7 +375,7 @@ def _is_layer(call: CallNote) -> bool:
     """No other module call was recorded during it. A root whose children never ran and that returned nothing is none."""
     if call.children:
         return False
-    return call.parent >= 0 or bool(call.outputs) or not call.has_modules
+    return call.parent >= 0 or bool(call.outputs) or not call.note.module._modules
 
 
 def _shape(shape: Any) -> tuple[int | str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -12,40 +11,62 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-__all__ = ["CallNote", "ValueNote", "callable_modules", "line_of", "looks", "own_parameters", "place"]
+__all__ = ["CallNote", "ModuleNote", "ValueNote", "callable_modules", "line_of", "looks", "own_parameters", "place", "place_of_call"]
 
+_inside: dict[Any, bool] = {}
+_CALL = nn.Module._call_impl.__code__
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
 #: What a tensor is called at the border (a name, or where it stands among the arguments), shape, dtype, device, value on the tape.
 ValueNote = tuple[Any, Any, Any, Any, int]
 
 
-@dataclasses.dataclass(slots=True)
+class ModuleNote:
+    """A module under its path. Held, so that its id stays its own."""
+
+    __slots__ = ("module", "path", "registered", "script")
+
+    def __init__(self, path: str, module: nn.Module, registered: bool) -> None:
+        self.path, self.module, self.registered = path, module, registered
+        self.script = isinstance(module, torch.jit.ScriptModule)
+
+    @property
+    def type(self) -> str:
+        return str(self.module.original_name) if self.script else type(self.module).__name__
+
+
 class CallNote:
     """One call, under way or done. Shapes, names and lines are kept as torch and Python give them and made readable later."""
 
-    index: int
-    path: str
-    nth: int
-    parent: int
-    type: str
-    registered: bool
-    module_id: int
-    has_modules: bool
-    own: tuple[int, int]
-    forward: Any
-    code: Any
-    code_at: int
-    pending: BaseException | None  # the exception being handled when it began
-    grad_enabled: bool
-    sequence: int = 0
-    sequence_end: int = -1
-    start: int = 0  # numbers on the tape above this one were made during the call or later
-    end: int = 1 << 62  # as were those below this one, if above the other
-    children: int = 0
-    failed: bool = False
-    inputs: list[ValueNote] = dataclasses.field(default_factory=list)
-    outputs: list[ValueNote] = dataclasses.field(default_factory=list)
+    __slots__ = (
+        "children", "code", "code_at", "end", "failed", "frame", "grad_enabled", "index", "inputs", "note", "nth", "outputs", "parent", "pending",
+        "sequence", "sequence_end", "start",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, note: ModuleNote, nth: int, parent: int, spot: tuple[Any, int, int], pending: BaseException | None, grad: bool
+    ) -> None:
+        self.index, self.note, self.nth, self.parent = index, note, nth, parent
+        self.code, self.code_at, self.frame = spot
+        self.pending = pending  # the exception being handled when it began
+        self.grad_enabled = grad
+        self.sequence, self.sequence_end = 0, -1
+        self.start, self.end = 0, 1 << 62  # numbers on the tape between these were made during the call
+        self.children, self.failed = 0, False
+        self.inputs: list[ValueNote] = []
+        self.outputs: list[ValueNote] = []
+
+    @property
+    def path(self) -> str:
+        return self.note.path
+
+    @property
+    def type(self) -> str:
+        return self.note.type
+
+    @property
+    def forward(self) -> Any:
+        return None if self.note.script else type(self.note.module).forward
 
 
 def own_parameters(module: nn.Module) -> tuple[int, int]:
@@ -92,18 +113,48 @@ def line_of(code: Any, at: int) -> int:
     return int(code.co_firstlineno)
 
 
-def place(frame: Any, across_calls: bool = False) -> tuple[Any, int]:
+def _is_inside(code: Any) -> bool:
+    """Whether code is torch's or this package's own."""
+    found = _inside.get(code)
+    if found is None:
+        found = code.co_filename.startswith(_INSIDE)
+        if len(_inside) < 10_000:
+            _inside[code] = found
+    return found
+
+
+def place(frame: Any) -> tuple[Any, int]:
     """(code, instruction) of the first frame outside torch and this package.
 
-    (None, 0) within the forward of one of torch's own modules, where the call's own place says more, unless ``across_calls``.
+    (None, 0) within the forward of one of torch's own modules, where the call's own place says more.
     """
     for _ in range(64):
         if frame is None:
             break
         code = frame.f_code
-        if not code.co_filename.startswith(_INSIDE):
+        found = _inside.get(code)
+        if not (_is_inside(code) if found is None else found):
             return (None, 0) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti)
-        if code.co_name == "_call_impl" and not across_calls:
+        if code is _CALL:
             break
         frame = frame.f_back
     return None, 0
+
+
+def place_of_call(frame: Any, parent: CallNote | None = None) -> tuple[Any, int, int]:
+    """(code, instruction, id of the frame in which torch calls the module) of a module call; within torch's own containers that of their call."""
+    own = 0
+    for _ in range(64):
+        if frame is None:
+            break
+        code = frame.f_code
+        found = _inside.get(code)
+        if not (_is_inside(code) if found is None else found):
+            return (None, 0, own) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti, own)
+        if code is _CALL:
+            if not own:
+                own = id(frame)
+            elif parent is not None and parent.frame == id(frame):
+                return parent.code, parent.code_at, own
+        frame = frame.f_back
+    return None, 0, own

@@ -6,9 +6,9 @@ A call's inputs are what its forward receives after all pre-hooks, its outputs w
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 
 from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
-from gradlineage.notes import CallNote, line_of, looks, own_parameters, place
-from gradlineage.registry import Keeper, Registry
+from gradlineage.identify import Identifier
+from gradlineage.notes import CallNote, ModuleNote, line_of, looks, place_of_call
+from gradlineage.registry import Keeper
 from gradlineage.shadow import ShadowMode
-from gradlineage.tape import CALL, LEAVES, MEMORY, OP, Tape, Unknown
-from gradlineage.tensors import inner_tensors, is_leaf, node_of, storage_of, takes_gradient
+from gradlineage.tape import CALL, LEAVES, MEMORY
+from gradlineage.tensors import node_of, storage_of, takes_gradient
 
 __all__ = ["Recorder"]
 
@@ -29,17 +30,20 @@ _disable = torch._C.DisableTorchFunction
 _sequence = torch._C._autograd._get_sequence_nr
 _backward = torch._C._current_graph_task_id
 _functorch = torch._C._functorch
+_level = _functorch.maybe_current_level
+get_ident = threading.get_ident
+Tensor = torch.Tensor
 _open: list[Recorder] = []  # recordings under way, in any thread
 
 
 class _Hook:
     """A hook. Pickled or deep-copied along with the module it is on, it becomes a callable of the standard library's that does nothing."""
 
-    def __init__(self, method: Callable[..., Any], recorder: Recorder) -> None:
-        self.method, self.recorder = method, recorder
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.method, self.on = method, False
 
     def __call__(self, *args: Any) -> Any:
-        if _backward() != -1 or self.recorder not in _open:
+        if not self.on or _backward() != -1:
             return None
         with _disable():
             return self.method(*args)
@@ -48,7 +52,7 @@ class _Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class Recorder:
+class Recorder(Identifier):
     """Hooks on models, a tape, and the calls noted so far.
 
     Args:
@@ -59,23 +63,19 @@ class Recorder:
     """
 
     def __init__(self, models: Mapping[str, nn.Module], *, shadow: bool, alias: bool, restore: bool) -> None:
-        self.shadow, self.alias = shadow, alias
-        self.tape = Tape(self._adopt, lambda tensor: self.registry.name(tensor) is not None)
-        self.registry = Registry(models, self.tape)
+        super().__init__(models, shadow)
+        self.alias = alias
         self.keeper = Keeper(self.registry) if restore else None
-        self.calls: list[CallNote] = []
-        self.claims: dict[tuple[Any, int], list[tuple[int, int]]] = {}  # (autograd node, output) -> [(sequence number, value)]
-        self.nodes: list[Any] = []  # autograd nodes touched, in running order: held to the end, see `release`
         self.first_sequence = 0
         self.threads: set[int] = set()
         self.failures: list[tuple[BaseException, CallNote]] = []  # innermost first, while the pass runs
         self._times: dict[str, int] = {}
         self._labels: dict[str, int] = {}
-        self._handles: list[Any] = []
-        self._foreign: list[tuple[dict[int, Any], int]] = []  # entries of hook dicts that have no handle
+        self._global_handle: Any = None
+        self._dicts: list[dict[int, Any]] = []  # the modules' own, in which hooks of ours stand under the key
+        self._key = torch.utils.hooks.RemovableHandle(OrderedDict()).id  # one that no other hook has
         self._strangers: list[nn.Module] = []  # keeps their ids theirs
-        self._stacks: dict[int, list[CallNote]] = {}
-        self._pre, self._post = _Hook(self._before, self), _Hook(self._after, self)
+        self._pre, self._post = _Hook(self._before), _Hook(self._after)
         self._mode: ShadowMode | None = None
         self._thread = 0
 
@@ -86,11 +86,14 @@ class Recorder:
         self._thread = threading.get_ident()
         self.first_sequence = _sequence()
         _open.append(self)
+        self._pre.on = self._post.on = True
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
-        self._handles.append(module_hooks.register_module_forward_pre_hook(self._global))
-        if self.keeper is not None and not self.shadow:
-            self.keeper.keep_all()  # nothing will tell of writes
+        self._global_handle = module_hooks.register_module_forward_pre_hook(self._global)
+        if self.keeper is not None:
+            self.keeper.begin()
+            if not self.shadow:
+                self.keeper.keep_all()  # nothing will tell of writes
         if self.shadow:
             self._mode = ShadowMode(self.tape, self._stack(), self.keeper.before_write if self.keeper is not None else None)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
@@ -102,12 +105,12 @@ class Recorder:
             self._mode = None
         if self in _open:
             _open.remove(self)
-        for handle in reversed(self._handles):
-            handle.remove()
-        for hooks, key in self._foreign:
-            hooks.pop(key, None)
-        self._handles.clear()
-        self._foreign.clear()
+        self._pre.on = self._post.on = False
+        if self._global_handle is not None:
+            self._global_handle.remove()
+        for hooks in self._dicts:
+            hooks.pop(self._key, None)
+        self._dicts.clear()
         self.failures.clear()  # exceptions hold frames, and these tensors
         for stack in self._stacks.values():
             while stack:
@@ -124,20 +127,24 @@ class Recorder:
         vars(self).clear()  # the hooks, the tape and this object refer to each other
 
     def _attach(self, model: nn.Module, prefix: str, registered: bool) -> None:
+        """Hooks in a model's modules, as ``register_forward_hook`` puts them there: its handles cost more than all else that begins a pass."""
+        key, dicts = self._key, self._dicts
         for module in self.registry.add(model, prefix, registered):
-            if isinstance(module, torch.jit.ScriptModule):
-                # it refuses the methods that register hooks, and runs the hooks all the same
-                handle = torch.utils.hooks.RemovableHandle(module._forward_hooks)
-                module._forward_hooks[handle.id] = lambda m, args, output: self._post(m, args, {}, output)
-                self._foreign.append((module._forward_hooks, handle.id))
-            else:
-                self._handles.append(module.register_forward_pre_hook(self._pre, with_kwargs=True))
-                self._handles.append(module.register_forward_hook(self._post, with_kwargs=True, always_call=True, prepend=True))
+            after = module._forward_hooks
+            dicts.append(after)
+            if isinstance(module, torch.jit.ScriptModule):  # it refuses the methods that register hooks, and runs the hooks all the same
+                after[key] = lambda m, args, output: self._post(m, args, {}, output)
+                continue
+            after[key] = self._post
+            after.move_to_end(key, last=False)  # type: ignore[attr-defined]
+            before = module._forward_pre_hooks
+            before[key] = self._pre
+            flags = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs, module._forward_hooks_always_called
+            for flag in flags:
+                flag[key] = True
+            dicts += (before, *flags)
 
     # -- calls -----------------------------------------------------------------------------------------------------------------------
-
-    def _stack(self) -> list[CallNote]:
-        return self._stacks.setdefault(threading.get_ident(), [])
 
     def failing(self, error: BaseException) -> CallNote | None:
         """The innermost call that an exception came out of."""
@@ -145,42 +152,50 @@ class Recorder:
         stack = self._stack()
         return found[0] if found else stack[-1] if stack else None
 
-    def _ours(self) -> bool:
+    def _ours(self, thread: int) -> bool:
         """A thread's own recordings come first; a thread without one works for the only recording there is."""
-        thread = threading.get_ident()
         return thread == self._thread or (len(_open) == 1 and all(r._thread != thread for r in _open))
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        found = self.registry.paths.get(id(module))
-        if found is None:
+        note = self.registry.notes.get(id(module))
+        if note is None:
             path = self.registry.hook_dicts.get(id(module._forward_hooks))
             if path is None:
                 return
-            found = path, True
-        if not self._ours():
+            note = ModuleNote(path, module, True)
+        thread = get_ident()
+        if thread != self._thread and not self._ours(thread):
             return
-        stack = self._stack()
-        path, registered = found
-        nth = self._times.get(path, 0)
-        self._times[path] = nth + 1
-        code, at = place(sys._getframe(2), across_calls=True)
-        script = isinstance(module, torch.jit.ScriptModule)
-        name = str(module.original_name) if script else type(module).__name__
-        above = stack or (self._stacks.get(self._thread, []) if threading.get_ident() != self._thread else [])
-        call = CallNote(
-            len(self.calls), path, nth, above[-1].index if above else -1, name, registered, id(module), len(module._modules) > 0,
-            own_parameters(module), None if script else type(module).forward, code, at, sys.exc_info()[1], torch.is_grad_enabled(),
-        )  # fmt: skip
-        self.calls.append(call)
-        for position, arg in itertools.chain(enumerate(args), kwargs.items()):
-            for suffix, tensor in tensors_in(arg):
-                value = self.value(tensor) if above else self._input(tensor, call)
-                call.inputs.append(((position, suffix), *looks(tensor), value))
-        if above:
-            above[-1].children += 1
-        self.threads.add(threading.get_ident())
+        stack = self._stacks.get(thread)
+        if stack is None:
+            stack = self._stack()
+        above = stack or (self._stacks.get(self._thread, []) if thread != self._thread else [])
+        parent = above[-1] if above else None
+        nth = self._times.get(note.path, 0)
+        self._times[note.path] = nth + 1
+        spot = place_of_call(sys._getframe(2), parent)
+        calls = self.calls
+        call = CallNote(len(calls), note, nth, parent.index if parent is not None else -1, spot, sys.exc_info()[1], torch.is_grad_enabled())
+        calls.append(call)
+        inputs = call.inputs
+        for position, arg in enumerate(args):
+            if type(arg) is Tensor and parent is not None:
+                inputs.append(((position, ""), *looks(arg), self.value(arg)))
+            elif arg is not None:
+                self._take(call, position, arg, parent is None)
+        for key, arg in kwargs.items():
+            if arg is not None:
+                self._take(call, key, arg, parent is None)
+        if parent is not None:
+            parent.children += 1
+        self.threads.add(thread)
         call.sequence, call.start = _sequence(), self.tape.next()
         stack.append(call)
+
+    def _take(self, call: CallNote, position: int | str, arg: Any, root: bool) -> None:
+        for suffix, tensor in tensors_in(arg):
+            value = self._input(tensor, call) if root else self.value(tensor)
+            call.inputs.append(((position, suffix), *looks(tensor), value))
 
     def _input(self, tensor: torch.Tensor, call: CallNote) -> int:
         """A tensor that enters a root call and has no lineage in this recording is a model input."""
@@ -203,14 +218,13 @@ class Recorder:
         return value
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        stack = self._stack()
-        wanted = id(module)
-        if not stack or (stack[-1].module_id != wanted and all(call.module_id != wanted for call in stack)):
+        stack = self._stacks.get(get_ident())
+        if not stack or (stack[-1].note.module is not module and all(call.note.module is not module for call in stack)):
             return None
         while True:
             call = stack.pop()
             call.sequence_end = _sequence()
-            if call.module_id == wanted:
+            if call.note.module is module:
                 break
             call.failed = True  # left by an exception that no hook saw
         pending, call.pending = call.pending, None
@@ -218,10 +232,20 @@ class Recorder:
             call.failed = True
             self.failures.append((error, call))
             return None
+        if type(output) is Tensor:
+            if self.shadow and self._leave_new(call, output):
+                call.end = self.tape.next()
+                return None
+            written: list[tuple[Tensor, int]] = []
+            left = self._leave(call, 0, "", output, True, written)
+            if written:
+                self._written_by(call, written)
+            call.end = self.tape.next()
+            return None if left is output else left
         leaving = tensors_in(output)
         fixed = replaceable(output)
         changed: dict[int, torch.Tensor] = {}
-        written: list[tuple[torch.Tensor, int]] = []
+        written = []
         for port, (name, tensor) in enumerate(leaving):
             if id(tensor) in changed:  # the same object twice is known by its first place
                 call.outputs.append((name, *looks(tensor), self.value(changed[id(tensor)])))
@@ -233,25 +257,58 @@ class Recorder:
             return None
         return rebuild(output, lambda t: changed.get(id(t), t))
 
+    def _leave_new(self, call: CallNote, tensor: Tensor) -> bool:
+        """`_leave` for what most layers return: a tensor made within the call, all there is in its memory, which nobody wrote to since."""
+        tape = self.tape
+        found = tape.values.get(id(tensor))
+        if found is None or found[2] < call.start or found[0]() is not tensor or _level() is not None:
+            return False
+        entry = tape.entries[found[1]]
+        if entry[0] == LEAVES or entry[0] == MEMORY or tensor._is_view():
+            return False
+        address = tensor.untyped_storage()._cdata
+        memory = tape.memory.get(address)
+        if memory is None or memory[1] < call.start or memory[2] is not None or address in tape.stores or found[3] < 0:
+            return False
+        grad = tensor.requires_grad
+        first = tape.entries[memory[1]]
+        if tensor._version != found[3] or first[0] == LEAVES or (grad and not entry[4]) or memory[0]() is None:
+            return False
+        value, sequence = tape.next(), _sequence()
+        tape.entries[value] = (CALL, "", call.index, (found[1] if grad else ~found[1],), grad, None, 0, 0, sequence, False)
+        tape.values[id(tensor)] = (found[0], value, value, found[3])
+        if first[0] != CALL or first[2] != call.index:
+            tape.memory[address] = (memory[0], value, None)
+        if grad and (node := node_of(tensor)) is not None:
+            self.nodes.append(node)
+            key = node, tensor.output_nr
+            claims = self.claims.get(key)
+            if claims is None:
+                self.claims[key] = [(sequence, value)]
+            else:
+                claims.append((sequence, value))
+        call.outputs.append(("", *looks(tensor), value))
+        return True
+
     def _leave(
         self, call: CallNote, port: int, name: str, tensor: torch.Tensor, movable: bool, written: list[tuple[torch.Tensor, int]]
     ) -> torch.Tensor:
         """Claim an output for its call; returns the tensor, or the alias to hand out in its place. Those written in place join ``written``."""
-        tape = self.tape
+        tape, start = self.tape, call.start
         inner = self.value(tensor)
-        known = tape.known(tensor)
-        since = known[2] if known is not None else inner
+        known = tape.values.get(id(tensor))
+        since = known[2] if known is not None and known[0]() is tensor else inner
         store = tape.store(tensor) if tape.stores else None
-        wrote = store is not None and store[1] >= call.start
-        kind, leaf, *_ = tape.entries[inner]
-        shared = not wrote and (since < call.start or (kind == LEAVES and leaf not in ("constant", "empty")))
+        wrote = store is not None and store[1] >= start
+        entry = tape.entries[inner]
+        shared = not wrote and (since < start or (entry[0] == LEAVES and entry[1] not in ("constant", "empty")))
         base = tensor._base if tensor._is_view() else None
         found = tape.known(base) if base is not None else None
         if shared and movable:
             tensor = alias_of(tensor) if self.alias else tensor
             tape.aliased.add(storage_of(tensor))
-        shared = shared or (found is not None and found[2] < call.start) or tape.older(tensor, call.start)
-        grad = takes_gradient(tensor)
+        shared = shared or (found is not None and found[2] < start) or tape.older(tensor, start)
+        grad = tensor.requires_grad or takes_gradient(tensor)
         value = tape.next()
         edge = inner if grad else ~inner
         tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, _sequence(), shared)
@@ -294,38 +351,17 @@ class Recorder:
             tape.know(tensor, value)
             tape.later(tensor)
 
-    def _touch(self, tensor: torch.Tensor, value: int) -> None:
-        """Claim a value on the gradient plane too, for what only autograd sees."""
-        node = node_of(tensor)
-        if node is None:
-            return
-        self.nodes.append(node)
-        self.claims.setdefault((node, tensor.output_nr), []).append((_sequence(), value))
-        base = tensor._base if tensor._is_view() else None
-        entry = self.tape.entries[value]
-        below = node_of(base) if base is not None else None
-        if base is None or below is None or below is node or entry[0] != CALL:
-            return
-        # a 3-D Linear is a view of its addmm: an in-place write would go past the claim to the layer's own parameters
-        key = (below, base.output_nr)
-        if key not in self.claims and below._sequence_nr() >= self.calls[entry[2]].sequence:
-            self.nodes.append(below)
-            self.claims[key] = [(_sequence(), value)]
-
-    def _claim(self, node: Any, output: int) -> int | None:
-        found = self.claims.get((node, output))
-        return found[-1][1] if found else None
-
     # -- modules that the models did not register ----------------------------------------------------------------------------------
 
     def _global(self, module: nn.Module, args: Any) -> None:
         """Global pre-hook, for modules kept in plain lists or made in the forward, and for script modules."""
         registry = self.registry
-        if id(module) in registry.ignored or _backward() != -1:
+        note = registry.notes.get(id(module))
+        script = isinstance(module, torch.jit.ScriptModule) if note is None else note.script
+        if (note is not None and not script) or id(module) in registry.ignored or _backward() != -1:
             return
-        script = isinstance(module, torch.jit.ScriptModule)
-        if id(module) not in registry.paths and id(module._forward_hooks) not in registry.hook_dicts:
-            if not self._ours():
+        if note is None and id(module._forward_hooks) not in registry.hook_dicts:
+            if not self._ours(get_ident()):
                 return
             with _disable():
                 if next(nn.Module.parameters(module), None) is None:
@@ -339,62 +375,8 @@ class Recorder:
             self._pre(module, args, {})
 
     def _stranger_path(self, module: nn.Module) -> str:
-        code, at = place(sys._getframe(2), across_calls=True)
+        code, at, _ = place_of_call(sys._getframe(2))
         spot = f"{code.co_filename.rsplit('/', 1)[-1]}:{line_of(code, at)}" if code is not None else "unknown place"
         label = f"{type(module).__name__} at {spot}"
         count = self._labels[label] = self._labels.get(label, 0) + 1
         return f"<{label}>" if count == 1 else f"<{label}>#{count}"
-
-    # -- tensors that the tape does not know ----------------------------------------------------------------------------------------
-
-    def value(self, tensor: torch.Tensor) -> int:
-        """The value a tensor holds now; without the shadow plane, what autograd alone says."""
-        if self.shadow:
-            edge = self.tape.edge(tensor)
-            return edge if edge >= 0 else ~edge
-        known = self.tape.known(tensor)
-        return self._identify(tensor) if known is None or node_of(tensor) is not None else known[1]
-
-    def _adopt(self, tensor: torch.Tensor) -> int:
-        with _disable():
-            return self._identify(tensor)
-
-    def _identify(self, tensor: torch.Tensor) -> int:
-        tape = self.tape
-        if _functorch.is_functorch_wrapped_tensor(tensor):
-            inner = tape.value(_functorch.get_unwrapped(tensor))
-            return self._step("vmap" if _functorch.is_batchedtensor(tensor) else "", inner, tensor)
-        name = self.registry.name(tensor)
-        if name is not None:
-            return tape.leaf(*name, grad=tensor.requires_grad)
-        node = node_of(tensor)
-        if node is not None:
-            claim = self._claim(node, tensor.output_nr)
-            if claim is not None:
-                return claim
-            memory = tape.sharing(tensor) if self.shadow and node._sequence_nr() < _sequence() else None
-            if memory is not None and tape.entries[memory][0] == OP and not tensor._is_view():
-                return memory  # what a transform computed within its wrappers
-            self.nodes.append(node)
-            return tape.gradient(tensor)
-        base = tensor._base if tensor._is_view() else None
-        if base is not None and (not self.shadow or tape.known(base) is not None or base.requires_grad or tape.seen_part(tensor)):
-            return self._step("view", tape.value(base), tensor)
-        shared = tape.sharing(tensor) if self.shadow else None
-        if shared is not None:
-            return self._step("alias", shared, tensor)
-        if (name := self.registry.name_since(tensor)) is not None:
-            return tape.leaf(*name, grad=tensor.requires_grad)
-        parts = inner_tensors(tensor)
-        if parts:
-            edges = tuple(map(tape.edge, parts))
-            return tape.step(type(tensor).__name__, edges, self._stack()[-1].index if self._stack() else -1, tensor.requires_grad)
-        if tensor.requires_grad:  # a leaf that no module registered
-            return tape.leaf("constant", f"<{type(tensor).__name__} {'x'.join(map(str, tensor.shape))}>", grad=True)
-        return tape.leaf("unknown", Unknown.UNSEEN if self.shadow else Unknown.NO_GRADIENT)
-
-    def _step(self, name: str, parent: int, tensor: torch.Tensor) -> int:
-        stack = self._stack()
-        grad = tensor.requires_grad or (name != "alias" and self.tape.entries[parent][4])
-        edge = ~parent if not grad or (tensor.requires_grad and is_leaf(tensor)) else parent
-        return self.tape.step(name, (edge,), stack[-1].index if stack else -1, grad)

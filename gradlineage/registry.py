@@ -11,15 +11,30 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from gradlineage.notes import ModuleNote
 from gradlineage.tape import LEAVES, Tape
 from gradlineage.tensors import is_leaf, storage_of
 
-__all__ = ["Keeper", "Registry"]
+__all__ = ["Keeper", "Registry", "named_modules"]
 
 _OWN_KEYS = frozenset(nn.Module().__dict__)
 _HOLDERS: tuple[type, ...] = (list, tuple, type({}.values()))
 _MOST = 1000  # a list of numbers as long as a data set is not searched
 _NO_TENSORS = (int, float, str, nn.Module, type(None))
+_NO_TENSORS_EXACT = frozenset((int, float, str, bool, type(None)))
+
+
+def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """``nn.Module.named_modules``, whose generators within generators take their time in deep models."""
+    seen: set[int] = set()
+    stack = [(prefix, model)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module
+            children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
+            stack += reversed(children)
 
 
 class Registry:
@@ -28,14 +43,15 @@ class Registry:
     def __init__(self, models: Mapping[str, nn.Module], tape: Tape) -> None:
         self.models = dict(models)
         self.tape = tape
-        self.paths: dict[int, tuple[str, bool]] = {}  # id(module) -> (path, registered)
+        self.notes: dict[int, ModuleNote] = {}  # by id of the module
         self.hook_dicts: dict[int, str] = {}  # id(its hook dict) -> path: a shallow copy shares the dict
+        self.taken: list[nn.Module] = []  # those whose tensors are known by name
         self.ignored: set[int] = set()  # parametrizations and what scripts consist of
-        self._names: dict[int, tuple[dict[str, Any], str, str, str]] = {}  # id(tensor) -> (dict, key, full name, kind)
+        self._names: dict[int, tuple[dict[str, Any], str, str, str]] = {}  # id(tensor) -> (dict, key, path of its module, kind)
 
     def add(self, model: nn.Module, prefix: str, registered: bool) -> Iterator[nn.Module]:
         """Take in a model's modules under a path; yields those to put hooks on."""
-        for path, module in nn.Module.named_modules(model, prefix=prefix):
+        for path, module in named_modules(model, prefix):
             if id(module) in self.ignored:
                 self._take(path, module)
                 continue
@@ -43,10 +59,10 @@ class Registry:
                 self.ignored.update(map(id, nn.Module.modules(module)))
                 self._take(path, module)
                 continue
-            if id(module) in self.paths:
+            if id(module) in self.notes:
                 continue
-            self.paths[id(module)] = (path, registered)
-            if isinstance(module, torch.jit.ScriptModule):  # one layer; its parameters are made anew on every access
+            note = self.notes[id(module)] = ModuleNote(path, module, registered)
+            if note.script:  # one layer; its parameters are made anew on every access
                 self.ignored.update(id(m) for m in nn.Module.modules(module) if m is not module)
             else:
                 self._take(path, module)
@@ -56,14 +72,18 @@ class Registry:
     def _take(self, path: str, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             return
-        dot = f"{path}." if path else ""
+        names = self._names
+        self.taken.append(module)
         for kind, members in (("parameter", module._parameters), ("buffer", module._buffers)):
             for key, tensor in members.items():
-                if tensor is not None and id(tensor) not in self._names and not (self.tape.memory and self._computed(tensor)):
-                    self._names[id(tensor)] = (members, key, dot + key, kind)
-        for key, value in module.__dict__.items():
-            if key not in _OWN_KEYS and not isinstance(value, _NO_TENSORS):
-                self._attribute(dot + key, value)
+                if tensor is not None and id(tensor) not in names and not (self.tape.memory and self._computed(tensor)):
+                    names[id(tensor)] = (members, key, path, kind)
+        attributes = module.__dict__
+        own = attributes.keys() - _OWN_KEYS
+        if own and any(type(attributes[key]) not in _NO_TENSORS_EXACT for key in own):
+            for key, value in attributes.items():
+                if key in own and not isinstance(value, _NO_TENSORS):
+                    self._attribute(f"{path}.{key}" if path else key, value)
 
     def _computed(self, tensor: torch.Tensor) -> bool:
         """Whether a module made during the pass holds a tensor that the pass computed, as what ``torch.func.linearize`` returns does."""
@@ -84,7 +104,9 @@ class Registry:
     def name(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """(``parameter`` or ``buffer``, full name) of a tensor that a module had when the pass began."""
         found = self._names.get(id(tensor))
-        return (found[3], found[2]) if found is not None and found[0].get(found[1]) is tensor else None
+        if found is None or found[0].get(found[1]) is not tensor:
+            return None
+        return found[3], f"{found[2]}.{found[1]}" if found[2] else found[1]
 
     def name_since(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """The same for one that a module got during the pass."""
@@ -103,7 +125,7 @@ class Registry:
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """(path, module) for every module that is not a script."""
         for prefix, model in self.models.items():
-            for path, module in nn.Module.named_modules(model, prefix=prefix):
+            for path, module in named_modules(model, prefix):
                 if not isinstance(module, torch.jit.ScriptModule):
                     yield path, module
 
@@ -116,12 +138,12 @@ class Keeper:
         self.saved: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}  # id -> (tensor, its memory, a copy)
         self._storages: dict[int, list[torch.Tensor]] | None = None
         self._lazy: set[int] = set()
-        self._places = [
-            (members, key, tensor)
-            for _, module in registry.modules()
-            for members in (module._parameters, module._buffers)
-            for key, tensor in members.items()
-        ]
+        self._places: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def begin(self) -> None:
+        """Remember which tensors lie where."""
+        for module in self.registry.taken:
+            self._places += [(members, dict(members)) for members in (module._parameters, module._buffers) if members]
 
     def before_write(self, tensor: torch.Tensor) -> None:
         """Keep what lies in the memory that is about to be written."""
@@ -161,6 +183,7 @@ class Keeper:
                 if storage_of(tensor) != storage_of(memory):
                     tensor.data = memory
         self.saved.clear()
-        for members, key, place in self._places:
-            if members.get(key) is not place and key in members:
-                members[key] = place  # type: ignore[assignment]
+        for members, before in self._places:
+            for key, tensor in before.items():
+                if members.get(key) is not tensor and key in members:
+                    members[key] = tensor

@@ -5,7 +5,6 @@ It asks autograd for ``requires_grad`` alone: reading ``grad_fn`` of every step 
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from gradlineage.decisions import ReadNote, kind_of_read, plain_value, size_of
 from gradlineage.notes import place
 from gradlineage.tables import Facts, facts_of
 from gradlineage.tape import LEAVES, OP, Tape, Unknown
-from gradlineage.tensors import gather, node_of, takes_gradient
+from gradlineage.tensors import captured, gather, node_of, takes_gradient
 
 __all__ = ["ShadowMode"]
 
@@ -65,6 +64,8 @@ class ShadowMode(TorchFunctionMode):
                 return func(*args, **kwargs)
         if _backward() != -1:
             return func(*args, **kwargs)
+        if facts.plain and _level() is None and "out" not in kwargs and _ORDINARY.issuperset(classes):
+            return self._plain(func, facts, args, kwargs)
         for wrapper in classes:
             if not issubclass(wrapper, Tensor):  # a class of the user's around tensors: what it does with them is what happens
                 with self:
@@ -95,6 +96,42 @@ class ShadowMode(TorchFunctionMode):
             with _disable():
                 return self._careful(func, facts, args, kwargs, operands, out)
         return self._note(func, facts, args, kwargs, operands, out)
+
+    def _plain(self, func: Any, facts: Facts, args: Any, kwargs: Any) -> Any:
+        """`_note` for what most functions do: make something new of their operands."""
+        if self.before_write is not None and facts.hidden_write is not None and kwargs.get(*facts.hidden_write):
+            operands: list[Tensor] = []
+            gather((*args, kwargs), operands)
+            return self._note(func, facts, args, kwargs, operands, None)
+        tape = self.tape
+        operands = []
+        for arg in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(arg, Tensor):
+                operands.append(arg)
+            elif isinstance(arg, list | tuple | slice | dict):
+                gather(arg, operands)
+        parents = [tape.edge(t) for t in operands]
+        first = args[0] if args else None
+        version = _version_of(first, args, kwargs) if isinstance(first, Tensor) else -1
+        before = _sequence()
+        result = func(*args, **kwargs)
+        after = _sequence()
+        if type(result) is not Tensor or not parents or any(result is t for t in operands) or not torch.is_grad_enabled():
+            return self._made(facts, result, operands, [], parents, before, after, first, version)
+        grad = result.requires_grad
+        number = tape.next()
+        code, at = place(sys._getframe(1))
+        if not grad and any(p >= 0 for p in parents):
+            tape.cuts[number] = True
+        looks = (
+            (result.shape, result.dtype, result.device)
+            if len(parents) > 1 and result.layout is torch.strided and not result.is_nested
+            else None
+        )
+        call = self.stack[-1].index if self.stack else -1
+        tape.entries[number] = (OP, facts.name, call, tuple(parents), grad, code, at, before, after, looks)
+        tape.know(result, number)
+        return result
 
     def _control_flow(self, func: Any, dense: Any, args: Any, kwargs: Any) -> Any:
         """The plain Python of a control-flow operator, whose steps are operations like any other; compiling it would hide them."""
@@ -141,10 +178,7 @@ class ShadowMode(TorchFunctionMode):
             elif facts.overwrites:  # _foreach_copy_ and _foreach_zero_
                 parents, whole = parents[len(written) :], True
         elif isinstance(first, Tensor):
-            try:
-                version = first._version
-            except RuntimeError:  # inference tensors have none
-                version = -2 if kwargs.get("inplace") or any(a is True for a in args) else -1
+            version = _version_of(first, args, kwargs)
         if out is not None:
             gather(out, written)
             whole = all(map(tape.covers, written))
@@ -163,6 +197,14 @@ class ShadowMode(TorchFunctionMode):
             self._decide(read, result, operands, parents[1:] if picked else parents)  # what is read, not what it picks from
         if written:
             self._wrote(facts, written, whole, kept, tuple(parents), before, after)
+        return self._made(facts, result, operands, written, parents, before, after, first, version)
+
+    def _made(
+        self, facts: Facts, result: Any, operands: list[Tensor], written: list[Tensor], parents: list[int], before: int, after: int,
+        first: Any, version: int,
+    ) -> Any:  # fmt: skip
+        """Note what a function returned, and return it. ``first``: its first argument, ``version`` how often that had been written before."""
+        tape = self.tape
         if isinstance(result, Tensor):
             if written and any(result is t for t in written):
                 return result
@@ -289,29 +331,18 @@ class ShadowMode(TorchFunctionMode):
                 tape.write(tensor, number, held, full)
 
 
+def _version_of(tensor: Tensor, args: Any, kwargs: Any) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:  # inference tensors have none
+        return -2 if kwargs.get("inplace") or any(a is True for a in args) else -1
+
+
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"))
 _SHARING = frozenset(("as_tensor", "asarray"))  # these take numpy's memory as it is
 _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
-
-
-def captured(value: Any, into: list[Tensor], depth: int = 4) -> None:
-    """The tensors that the functions given to ``cond``, ``scan`` or ``flex_attention`` bring along in their closures."""
-    if isinstance(value, list | tuple):
-        for item in value:
-            captured(item, into, depth)
-    elif isinstance(value, torch.nn.Module):
-        into += value.parameters()
-    elif isinstance(value, types.FunctionType | types.MethodType | functools.partial) and depth:
-        cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
-        held = [c.cell_contents for c in cells if c != types.CellType()]
-        held += [getattr(value, name, None) for name in ("__self__", "func", "args", "__wrapped__")]
-        for item in held:
-            if isinstance(item, Tensor):
-                into.append(item)
-            else:
-                captured(item, into, depth - 1)
 
 
 def _slot_count(facts: Facts, tensors: Sequence[Tensor], parents: tuple[int, ...]) -> int:

@@ -5,6 +5,7 @@ Closed tables, and rules before tables: a name that ends in ``_`` writes its fir
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 __all__ = ["HIDDEN_WRITES", "REARRANGING", "SHAPE_ONLY", "Facts", "facts_of", "plain_name", "share_of"]
@@ -112,7 +113,19 @@ def _in_place(bare: str, name: str) -> bool:
 class Facts:
     """What one torch function does, as far as its name and schema tell."""
 
-    __slots__ = ("hidden_write", "metadata", "name", "overwrites", "partial", "reads", "repoints", "shape_only", "silent", "writes")
+    __slots__ = (
+        "hidden_write",
+        "metadata",
+        "name",
+        "overwrites",
+        "partial",
+        "plain",
+        "reads",
+        "repoints",
+        "shape_only",
+        "silent",
+        "writes",
+    )
 
     def __init__(self, func: Any) -> None:
         raw = getattr(func, "__name__", None) or type(func).__name__
@@ -138,6 +151,10 @@ class Facts:
             self.writes = (0,)
         self.partial = self.name in _PARTIAL or bare in ("real=", "imag=")
         self.overwrites = bool(self.writes) and bare in _OVERWRITES
+        # what it makes is made of its operands, and that is all there is to say
+        self.plain = not (self.writes or self.reads or self.shape_only or self.metadata or self.silent or self.repoints) and isinstance(
+            func, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType
+        )
 
 
 _known: dict[Any, Facts] = {}

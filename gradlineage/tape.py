@@ -19,6 +19,7 @@ __all__ = ["CALL", "GRADIENT", "LEAVES", "MEMORY", "OP", "Tape", "Unknown"]
 
 Tensor = torch.Tensor
 _level = torch._C._functorch.maybe_current_level
+_ref = weakref.ref
 _MOST_PIECES = 64  # of one memory; of more only the ends are known
 
 OP, CALL, GRADIENT, LEAVES, MEMORY = range(5)
@@ -85,7 +86,7 @@ class Tape:
             version = tensor._version if _level() is None else -1  # a transform's wrappers change the version of what they wrap
         except RuntimeError:  # inference tensors have none
             version = -1
-        self.values[id(tensor)] = (weakref.ref(tensor), value, value, version)
+        self.values[id(tensor)] = (_ref(tensor), value, value, version)
         try:
             self._remember(tensor, tensor.untyped_storage(), value, fresh)
         except (NotImplementedError, RuntimeError):  # a wrapper of functorch's: what it holds comes out as a new object
@@ -101,17 +102,18 @@ class Tape:
         address = storage._cdata
         found = self.memory.get(address)
         if found is None or found[0]() is None:
-            self.memory[address] = (weakref.ref(storage), value, None if covers_storage(tensor) else {extent(tensor)[:2]})
+            whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+            self.memory[address] = (_ref(storage), value, None if whole else {extent(tensor)[:2]})
         elif fresh or found[2] is not None:
             pieces = found[2]
             if pieces is not None:
                 pieces = None if covers_storage(tensor) else pieces | {extent(tensor)[:2]}
                 if pieces is not None and len(pieces) > _MOST_PIECES:
                     pieces = {(min(first for first, _ in pieces), max(last for _, last in pieces))}
-            now, before = self.entries[value], self.entries[found[1]]
-            # several outputs over one memory: the first port stands for it
-            again = now[0] == CALL and before[0] == CALL and now[2] == before[2]
-            self.memory[address] = (found[0], value if fresh and not again else found[1], pieces)
+            if fresh:  # of several outputs over one memory the first port stands for it
+                now, before = self.entries[value], self.entries[found[1]]
+                fresh = now[0] != CALL or before[0] != CALL or now[2] != before[2]
+            self.memory[address] = (found[0], value if fresh else found[1], pieces)
 
     def _memory_of(self, tensor: Tensor) -> tuple[Any, int, set[tuple[int, int]] | None] | None:
         found = self.memory.get(storage_of(tensor))
@@ -176,7 +178,7 @@ class Tape:
             if found is None:
                 self.know(tensor, value)
                 found = self.values[id(tensor)]
-        if self.stores and (store := self.store(tensor)) is not None and store[1] > found[2]:
+        if self.stores and (store := self.stores.get(storage_of(tensor))) is not None and store[1] > found[2] and store[3]() is not None:
             return self._written(tensor, found, store)
         if found[3] >= 0 and tensor._version != found[3]:
             return self._changed(tensor, found)
@@ -258,7 +260,7 @@ class Tape:
     def edge(self, tensor: Tensor) -> int:
         """The value of an operand, inverted where it does not require grad."""
         value = self.value(tensor)
-        if not takes_gradient(tensor):
+        if not (tensor.requires_grad or (_level() is not None and takes_gradient(tensor))):
             return ~value
         if not self.entries[value][4] and value not in self.regained and (node := node_of(tensor)) is not None:
             self.regained[value] = node  # what a custom Function returned was computed without gradient

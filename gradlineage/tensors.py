@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import Any
 
 import torch
 
 __all__ = [
     "address_of",
+    "captured",
     "covers_storage",
     "extent",
     "gather",
@@ -102,3 +105,21 @@ def gather(value: Any, into: list[Tensor]) -> None:
             gather(item, into)
     elif isinstance(value, slice):
         gather((value.start, value.stop, value.step), into)
+
+
+def captured(value: Any, into: list[Tensor], depth: int = 4) -> None:
+    """The tensors that the functions given to ``cond``, ``scan`` or ``flex_attention`` bring along in their closures."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            captured(item, into, depth)
+    elif isinstance(value, torch.nn.Module):
+        into += value.parameters()
+    elif isinstance(value, types.FunctionType | types.MethodType | functools.partial) and depth:
+        cells = getattr(getattr(value, "__func__", value), "__closure__", None) or ()
+        held = [c.cell_contents for c in cells if c != types.CellType()]
+        held += [getattr(value, name, None) for name in ("__self__", "func", "args", "__wrapped__")]
+        for item in held:
+            if isinstance(item, Tensor):
+                into.append(item)
+            else:
+                captured(item, into, depth - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib
 import io
 import pathlib
 import re
@@ -93,6 +92,8 @@ def test_files_can_be_read_at_one_sitting_and_the_library_stays_small() -> None:
         "many",
         "gradient",
         "look",
+        "direct",
+        "writes",
         "findings",
         "expect",
         "explain",
@@ -203,11 +204,3 @@ def test_docstring_examples_run() -> None:
     outcome = doctest.testmod(gradlineage.tracing)
     assert outcome.attempted >= 5
     assert outcome.failed == 0
-
-
-def test_benchmark_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    trace_cost = importlib.import_module("trace_cost")
-
-    assert trace_cost.main(["--rounds", "2", "--models", "mobilenet_v3_small@32"]) == 0
-    assert "x floor" in capsys.readouterr().out
