@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -21,14 +22,31 @@ _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) +
 ValueNote = tuple[Any, Any, Any, Any, int]
 
 
+_MANY = 1 << 30
+_takes: dict[type, int] = {}
+
+
+def _arguments_of(kind: type) -> int:
+    """How many arguments a forward takes at most; given that many in a row, it is given none by keyword."""
+    found = _takes.get(kind)
+    if found is None:
+        code = getattr(kind.forward, "__code__", None)  # type: ignore[attr-defined]
+        found = _MANY if code is None or code.co_flags & inspect.CO_VARKEYWORDS else code.co_argcount + code.co_kwonlyargcount - 1
+        if len(_takes) < 10_000:
+            _takes[kind] = found
+    return found
+
+
 class ModuleNote:
     """A module under its path. Held, so that its id stays its own."""
 
-    __slots__ = ("module", "path", "registered", "script")
+    __slots__ = ("hooked", "module", "path", "registered", "script", "takes")
 
     def __init__(self, path: str, module: nn.Module, registered: bool) -> None:
         self.path, self.module, self.registered = path, module, registered
         self.script = isinstance(module, torch.jit.ScriptModule)
+        self.hooked = False  # whether a hook of its own notes its calls
+        self.takes = _MANY if self.script or "forward" in module.__dict__ else _arguments_of(type(module))
 
     @property
     def type(self) -> str:

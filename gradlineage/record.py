@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -71,11 +70,9 @@ class Recorder(Identifier):
         self.failures: list[tuple[BaseException, CallNote]] = []  # innermost first, while the pass runs
         self._times: dict[str, int] = {}
         self._labels: dict[str, int] = {}
-        self._global_handle: Any = None
-        self._dicts: list[dict[int, Any]] = []  # the modules' own, in which hooks of ours stand under the key
-        self._key = torch.utils.hooks.RemovableHandle(OrderedDict()).id  # one that no other hook has
+        self._handles: list[Any] = []
         self._strangers: list[nn.Module] = []  # keeps their ids theirs
-        self._pre, self._post = _Hook(self._before), _Hook(self._after)
+        self._pre = _Hook(self._before)
         self._mode: ShadowMode | None = None
         self._thread = 0
 
@@ -86,10 +83,12 @@ class Recorder(Identifier):
         self._thread = threading.get_ident()
         self.first_sequence = _sequence()
         _open.append(self)
-        self._pre.on = self._post.on = True
+        self._pre.on = True
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
-        self._global_handle = module_hooks.register_module_forward_pre_hook(self._global)
+        self._handles.append(module_hooks.register_module_forward_pre_hook(self._entering))
+        self._handles.append(module_hooks.register_module_forward_hook(self._leaving, always_call=True))
+        module_hooks._global_forward_hooks.move_to_end(self._handles[-1].id, last=False)  # type: ignore[attr-defined]
         if self.keeper is not None:
             self.keeper.begin()
             if not self.shadow:
@@ -105,12 +104,10 @@ class Recorder(Identifier):
             self._mode = None
         if self in _open:
             _open.remove(self)
-        self._pre.on = self._post.on = False
-        if self._global_handle is not None:
-            self._global_handle.remove()
-        for hooks in self._dicts:
-            hooks.pop(self._key, None)
-        self._dicts.clear()
+        self._pre.on = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         self.failures.clear()  # exceptions hold frames, and these tensors
         for stack in self._stacks.values():
             while stack:
@@ -127,22 +124,11 @@ class Recorder(Identifier):
         vars(self).clear()  # the hooks, the tape and this object refer to each other
 
     def _attach(self, model: nn.Module, prefix: str, registered: bool) -> None:
-        """Hooks in a model's modules, as ``register_forward_hook`` puts them there: its handles cost more than all else that begins a pass."""
-        key, dicts = self._key, self._dicts
-        for module in self.registry.add(model, prefix, registered):
-            after = module._forward_hooks
-            dicts.append(after)
-            if isinstance(module, torch.jit.ScriptModule):  # it refuses the methods that register hooks, and runs the hooks all the same
-                after[key] = lambda m, args, output: self._post(m, args, {}, output)
-                continue
-            after[key] = self._post
-            after.move_to_end(key, last=False)  # type: ignore[attr-defined]
-            before = module._forward_pre_hooks
-            before[key] = self._pre
-            flags = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs, module._forward_hooks_always_called
-            for flag in flags:
-                flag[key] = True
-            dicts += (before, *flags)
+        """Take in a model's modules; those with pre-hooks of the user's get one of ours after them, for what their forward is given."""
+        for note in self.registry.add(model, prefix, registered):
+            if note.module._forward_pre_hooks and not note.script:
+                note.hooked = True
+                self._handles.append(note.module.register_forward_pre_hook(self._pre, with_kwargs=True))
 
     # -- calls -----------------------------------------------------------------------------------------------------------------------
 
@@ -156,16 +142,32 @@ class Recorder(Identifier):
         """A thread's own recordings come first; a thread without one works for the only recording there is."""
         return thread == self._thread or (len(_open) == 1 and all(r._thread != thread for r in _open))
 
-    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        note = self.registry.notes.get(id(module))
-        if note is None:
-            path = self.registry.hook_dicts.get(id(module._forward_hooks))
-            if path is None:
+    def _entering(self, module: nn.Module, args: Any) -> None:
+        """Global pre-hook. One on every module would cost more to put there and to take away than all that is noted of its call."""
+        registry = self.registry
+        note = registry.notes.get(id(module))
+        if (note is not None and note.hooked) or _backward() != -1 or id(module) in registry.ignored:
+            return
+        with _disable():
+            if note is None and (note := self._met(module)) is None:
                 return
-            note = ModuleNote(path, module, True)
+            # a global pre-hook is given no keyword arguments
+            kwargs = None if note.takes <= len(args) else sys._getframe(1).f_locals.get("kwargs")
+            self._before(module, args, kwargs if isinstance(kwargs, dict) else {}, note)
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Global hook, before all others."""
+        if _backward() != -1:
+            return None
+        with _disable():
+            return self._after(module, output)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any, note: ModuleNote | None = None) -> None:
         thread = get_ident()
         if thread != self._thread and not self._ours(thread):
             return
+        if note is None:
+            note = self.registry.notes[id(module)]
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stack()
@@ -217,7 +219,7 @@ class Recorder(Identifier):
             self._touch(tensor, value)
         return value
 
-    def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def _after(self, module: nn.Module, output: Any) -> Any:
         stack = self._stacks.get(get_ident())
         if not stack or (stack[-1].note.module is not module and all(call.note.module is not module for call in stack)):
             return None
@@ -353,29 +355,19 @@ class Recorder(Identifier):
 
     # -- modules that the models did not register ----------------------------------------------------------------------------------
 
-    def _global(self, module: nn.Module, args: Any) -> None:
-        """Global pre-hook, for modules kept in plain lists or made in the forward, and for script modules."""
-        registry = self.registry
-        note = registry.notes.get(id(module))
-        script = isinstance(module, torch.jit.ScriptModule) if note is None else note.script
-        if (note is not None and not script) or id(module) in registry.ignored or _backward() != -1:
-            return
-        if note is None and id(module._forward_hooks) not in registry.hook_dicts:
-            if not self._ours(get_ident()):
-                return
-            with _disable():
-                if next(nn.Module.parameters(module), None) is None:
-                    return  # without parameters it is what its operations are
-                self._strangers.append(module)
-                self._attach(module, self._stranger_path(module), False)
-                if not script:  # too late for this call's own pre-hook, and a global one is given no keyword arguments
-                    kwargs = sys._getframe(1).f_locals.get("kwargs")
-                    self._before(module, args, kwargs if isinstance(kwargs, dict) else {})
-        if script:
-            self._pre(module, args, {})
+    def _met(self, module: nn.Module) -> ModuleNote | None:
+        """A module that the models do not have: a shallow copy of one of theirs, or one kept in a plain list or made in the forward."""
+        path = self.registry.hook_dicts.get(id(module._forward_hooks))
+        if path is not None:
+            return ModuleNote(path, module, True)
+        if not self._ours(get_ident()) or next(nn.Module.parameters(module), None) is None:
+            return None  # without parameters it is what its operations are
+        self._strangers.append(module)
+        self._attach(module, self._stranger_path(module), False)
+        return self.registry.notes.get(id(module))
 
     def _stranger_path(self, module: nn.Module) -> str:
-        code, at, _ = place_of_call(sys._getframe(2))
+        code, at, _ = place_of_call(sys._getframe(3))
         spot = f"{code.co_filename.rsplit('/', 1)[-1]}:{line_of(code, at)}" if code is not None else "unknown place"
         label = f"{type(module).__name__} at {spot}"
         count = self._labels[label] = self._labels.get(label, 0) + 1

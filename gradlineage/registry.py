@@ -49,8 +49,8 @@ class Registry:
         self.ignored: set[int] = set()  # parametrizations and what scripts consist of
         self._names: dict[int, tuple[dict[str, Any], str, str, str]] = {}  # id(tensor) -> (dict, key, path of its module, kind)
 
-    def add(self, model: nn.Module, prefix: str, registered: bool) -> Iterator[nn.Module]:
-        """Take in a model's modules under a path; yields those to put hooks on."""
+    def add(self, model: nn.Module, prefix: str, registered: bool) -> Iterator[ModuleNote]:
+        """Take in a model's modules under a path; yields those whose calls are noted."""
         for path, module in named_modules(model, prefix):
             if id(module) in self.ignored:
                 self._take(path, module)
@@ -67,7 +67,7 @@ class Registry:
             else:
                 self._take(path, module)
                 self.hook_dicts[id(module._forward_hooks)] = path
-            yield module
+            yield note
 
     def _take(self, path: str, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):

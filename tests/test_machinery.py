@@ -460,3 +460,61 @@ def _rank(rank: int, folder: str) -> None:
 
 def test_two_processes_of_distributed_data_parallel(tmp_path: Any) -> None:
     torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
+
+
+class Shifted(nn.Module):
+    """Takes its second argument by keyword as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, shift: Tensor | None = None) -> Tensor:
+        return self.fc(x) if shift is None else self.fc(x) + shift
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(2, 4))])
+def test_compiled_script_is_one_layer(compiled: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), compiled(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), nn.Linear(4, 4))
+    lineage = gradlineage.trace(model, torch.ones(2, 4))
+    assert [c.label for c in lineage.layers] == ["0", "1", "2"]
+    assert [[s.label for s in c.inputs[0].sources] for c in lineage.layers] == [["input:input"], ["0"], ["1"]]
+
+
+class Calls(nn.Module):
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b, self.block = nn.Linear(4, 4), nn.Linear(4, 4), block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.a(x), shift=self.b(x))  # type: ignore[no-any-return]
+
+
+def instance_forward() -> nn.Module:
+    block = Shifted()
+    block.forward = lambda *args, **kwargs: Shifted.forward(block, *args, **kwargs)  # type: ignore[method-assign]
+    return block
+
+
+def with_prehook() -> nn.Module:
+    block = Shifted()
+    block.register_forward_pre_hook(lambda m, args, kwargs: (args, {"shift": kwargs["shift"] * 2}), with_kwargs=True)
+    return block
+
+
+@pytest.mark.parametrize(("make", "ops"), [(Shifted, ()), (instance_forward, ()), (with_prehook, ("mul",))])
+def test_arguments_by_keyword_are_inputs_however_the_forward_is_reached(make: Any, ops: tuple[str, ...]) -> None:
+    call = gradlineage.trace(Calls(make()), torch.ones(2, 4))["block"]
+    assert [(f.name.removeprefix("kwargs"), [s.label for s in f.sources]) for f in call.inputs][1][1] == ["b"]
+    assert call.inputs[0].sources[0].label == "a" and call.inputs[1].links[0].ops == ops
+
+
+def test_hooks_of_others_on_all_modules_run_after_what_is_noted() -> None:
+    """A global hook of the user's that changes outputs shows as an operation behind the layer."""
+    handle = nn.modules.module.register_module_forward_hook(lambda m, args, output: output * 2 if isinstance(m, nn.Linear) else None)
+    try:
+        lineage = gradlineage.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4))
+    finally:
+        handle.remove()
+    assert lineage["1"].inputs[0].links[0].ops == ("mul",) and lineage["1"].inputs[0].links[0].label == "0"
