@@ -217,7 +217,7 @@ def _show(options: argparse.Namespace) -> int:
         write(lineage.to_json(), options.output)
         return 0
     if not options.full and not options.roll and options.depth is None and options.layer is None:
-        lineage = _fitting(lineage, not options.no_joins, _ROWS)
+        lineage, _ = _fitting(lineage, not options.no_joins, _ROWS)
     color = options.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     width = options.width if options.width is not None or options.output is None else 120
     table = lineage.to_table(
@@ -233,15 +233,15 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _fitting(lineage: Lineage, joins: bool, most: int) -> Lineage:
-    """The lineage itself if it is short enough, else collapsed, and told so."""
+def _fitting(lineage: Lineage, joins: bool, most: int) -> tuple[Lineage, int | None]:
+    """The lineage itself if it is short enough, else collapsed, and told so; and the depth."""
     shown, depth = fitting(lineage, most, joins)
     if depth is not None:
         rows, now = (len(view.layers) + len(view.joins) * joins for view in (lineage, shown))
         largest = max(shown.layers, key=lambda call: (call._index in shown._collapsed, call.parameters[0]))
         told = f"gradlineage: {rows:,} rows, collapsed to {now:,} with --depth {depth}"
         print(f"{told}; open it with --full, --depth {depth + 1} or --layer '{largest.path}.*'", file=sys.stderr)
-    return shown
+    return shown, depth
 
 
 def _draw(options: argparse.Namespace) -> int:
@@ -251,20 +251,27 @@ def _draw(options: argparse.Namespace) -> int:
     kind = options.output.rpartition(".")[2].lower()
     if kind not in ("svg", "png", "dot", "html", "mmd", "json"):
         raise UsageError(f"-o {options.output}: the name says what to draw; expected .svg, .png, .html, .dot, .mmd or .json at its end")
-    lineage = lineage_of(options, options.target)
-    if options.collapse or options.depth is not None:
-        lineage = lineage.collapse(*options.collapse, depth=options.depth)
-    elif not options.full and kind in ("svg", "png", "dot"):
-        lineage = _fitting(lineage, True, _SPOTS)
-    lineage = lineage.roll() if options.roll else lineage
-    look: dict[str, Any] = {"shapes": options.shapes, "decisions": not options.no_decisions}
-    marked = look | {"before": Lineage.load(options.before) if options.before else None}
     if options.before and kind not in ("svg", "png", "dot"):
         raise UsageError(f"--before marks changes in .svg, .png and .dot, not in .{kind}")
+    if options.before and options.roll:
+        raise UsageError("--before compares single calls and cannot go with --roll; leave one of them out")
+    lineage = lineage_of(options, options.target)
+    before = Lineage.load(options.before) if options.before else None
+    if options.collapse or options.depth is not None:
+        lineage = lineage.collapse(*options.collapse, depth=options.depth)
+        known = [pattern for pattern in options.collapse if before is not None and before.find(pattern=pattern)]
+        if before is not None and (known or options.depth is not None):
+            before = before.collapse(*known, depth=options.depth)
+    elif not options.full and kind in ("svg", "png", "dot"):
+        lineage, depth = _fitting(lineage, True, _SPOTS)
+        before = before.collapse(depth=depth) if before is not None and depth is not None else before
+    lineage = lineage.roll() if options.roll else lineage
+    look: dict[str, Any] = {"shapes": options.shapes, "decisions": not options.no_decisions}
+    marked = look | {"before": before}
     if kind == "html":
         from gradlineage.views.page import to_html
 
-        write(to_html(lineage), options.output)
+        write(to_html(lineage, shapes=options.shapes), options.output)
     elif kind == "png":
         write(to_png(lineage, **marked), options.output)
     elif kind == "json":

@@ -17,7 +17,7 @@ __all__ = ["drawing_dot", "layout", "to_dot", "to_png", "to_svg"]
 _LARGE = 400  # nodes, from which on the layout is told to hurry
 _STYLES = {
     "layer": 'shape=box, style="rounded,filled", fillcolor="#ffffff"',
-    "container": 'shape=box3d, style=filled, fillcolor="#dfe8f5"',
+    "container": 'shape=box3d, style=filled, fillcolor="#dfe8f5", margin="0.14,0.09"',
     "join": 'shape=ellipse, style=filled, fillcolor="#ffffff", margin="0.05,0.02"',
     "input": 'shape=invhouse, style=filled, fillcolor="#ffffff", penwidth=2',
     "output": 'shape=house, style=filled, fillcolor="#ffffff", penwidth=2',
@@ -65,7 +65,8 @@ def drawing_dot(drawing: Drawing) -> str:
     lines = ["digraph {", *_settings(drawing)]
     numbers = {spot.key: n for n, spot in enumerate(drawing.spots)}
     lines += _nodes(drawing, numbers)
-    lines += (f"  n{numbers[w.source]} -> n{numbers[w.target]} [{', '.join(_wire(w, n))}]" for n, w in enumerate(drawing.wires))
+    shares = any(w.share < 1 for w in drawing.wires)
+    lines += (f"  n{numbers[w.source]} -> n{numbers[w.target]} [{', '.join(_wire(w, n, shares))}]" for n, w in enumerate(drawing.wires))
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -115,7 +116,7 @@ def _near(spot: Spot) -> str:
     return label.removeprefix(":") if spot.kind == "join" else label
 
 
-def _wire(wire: Wire, number: int) -> Iterator[str]:
+def _wire(wire: Wire, number: int, shares: bool) -> Iterator[str]:
     yield f'id="w{number}"'
     text = f"cut: {wire.text}" if wire.stopped and wire.text else wire.text
     if text:
@@ -124,7 +125,7 @@ def _wire(wire: Wire, number: int) -> Iterator[str]:
         yield 'style=dashed, color="#b3400a", fontcolor="#b3400a", arrowhead=empty'
     if wire.back > 0:
         yield 'constraint=false, color="#6a3d9a"'
-    if wire.share < 1:
+    if shares:  # in a union: the more passes, the thicker
         yield f"penwidth={0.6 + 2 * wire.share:.2f}"
     if wire.change:
         color = _CHANGES[wire.change][0]

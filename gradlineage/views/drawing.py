@@ -47,6 +47,7 @@ class Spot:
         within: keys of the containers around it, the outermost first.
         change: in a drawing of a difference ``added`` or ``removed``.
         where: ``file:line``.
+        name: the label without the number of turns and the share that may stand behind it.
     """
 
     key: str
@@ -56,6 +57,7 @@ class Spot:
     within: tuple[str, ...] = ()
     change: str = ""
     where: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ class _Maker:
         if self.shapes and row.key:
             texts += dict.fromkeys("×".join(map(str, s)) for s in row.shapes if s)
         where = call.where if call is not None else ""
-        self.spots[key] = Spot(key, kind, tuple(texts), _family(row.type) if kind == "layer" else "", around, where=where)
+        family = _family(row.type) if kind == "layer" else ""
+        self.spots[key] = Spot(key, kind, tuple(texts), family, around, where=where, name=row.label)
         position = 0
         for tensor in row.inputs:
             for entry in tensor.entries:
@@ -170,20 +173,21 @@ class _Maker:
     def _wire(self, entry: Entry, target: str, argument: str, used: bool, back: int, seen: int) -> None:
         source = entry.key
         if not source or (source not in self.spots and source not in self.calls and entry.kind not in ("join", "call")):
-            source = f"{entry.kind}:{entry.label}" if entry.kind != "unknown" else f"unknown:{target}"
+            label = entry.label.removeprefix("first ") if back < 0 else entry.label  # that stands on the wire
+            source = f"{entry.kind}:{label}" if entry.kind != "unknown" else f"unknown:{target}"
             if source not in self.spots:
-                self.spots = {source: Spot(source, entry.kind, (entry.label.removeprefix("input:"),)), **self.spots}
+                self.spots = {source: Spot(source, entry.kind, (label.removeprefix("input:"),)), **self.spots}
         ops = [op for op in entry.ops if op not in REARRANGING]
         if len(ops) > _MOST_OPS:
             ops = [ops[0], "…", ops[-1]]
-        parts = [*ops, *([argument] if argument and not ops else []), *(["unused"] if not used else [])]
+        parts = [*ops, *([argument] if argument and not ops else [])]
         share = "" if entry.seen in (0, seen) else share_of(entry.seen, self.lineage.runs)
         turn = "first" if back < 0 else f"{back} before" if back > 1 else ""
-        text = " ".join(filter(None, (turn, " → ".join(parts), share)))
+        text = " ".join(filter(None, (turn, " → ".join(parts), "" if used else "(unused)" if parts else "unused", share)))
         made = Wire(source, target, text, entry.stopped, back, entry.seen / self.lineage.runs if entry.seen else 1.0)
         known = self.wires.get((source, target, back))
         if known is not None:  # two ways between the same two: one wire
-            texts = ", ".join(dict.fromkeys(filter(None, (known.text, text))))
+            texts = ", ".join(dict.fromkeys(part or "as it is" for part in (known.text, text))) if known.text or text else ""
             made = replace(made, text=texts, stopped=known.stopped and entry.stopped, share=max(known.share, made.share))
         self.wires[source, target, back] = made
 
@@ -235,7 +239,7 @@ def _compared(now: Drawing, difference: Difference, before: Drawing) -> Drawing:
 
 
 def _plain(spot: Spot) -> str:
-    return spot.lines[0]
+    return spot.name or spot.lines[0]
 
 
 def _target(label: str) -> str:

@@ -16,9 +16,10 @@ __all__ = ["to_networkx"]
 def to_networkx(lineage: Lineage) -> networkx.MultiDiGraph[str]:
     """A directed multigraph with one node per layer call, join, leaf and output tensor, and one edge per link.
 
-    Nodes are named as the table labels them, outputs ``output:0`` and so on. Their attributes: ``kind`` (``layer``, ``join``, ``input``,
-    ``parameter``, ``buffer``, ``constant``, ``unknown``, ``output``), ``type`` (class of a layer, operation of a join), ``path``, ``nth``,
-    ``where``, ``shapes`` (a tuple of shapes of what it returns), ``parameters`` (elements a layer owns), ``count`` (passes of a union that had it).
+    Nodes are named as the table labels them, outputs ``output:0``, each unknown ``unknown:0`` and so on. Their attributes: ``kind`` (``layer``,
+    ``join``, ``input``, ``parameter``, ``buffer``, ``constant``, ``unknown``, ``output``), ``type`` (class of a layer, operation of a join),
+    ``path``, ``nth``, ``where``, ``shapes`` (a tuple of shapes of what it returns), ``parameters`` (elements a layer owns), ``count`` (passes of a
+    union that had it).
 
     Attributes of edges: ``port`` (which output tensor of a layer, None for others and side doors), ``argument`` (name of the tensor at the
     reader, ``[k]`` for the operands of joins, ``hidden``), ``position`` (its place there), ``ops`` (a tuple of operations in running order),
@@ -47,10 +48,13 @@ def to_networkx(lineage: Lineage) -> networkx.MultiDiGraph[str]:
         graph.add_node(f"output:{number}", kind="output", shapes=(flow.shape,), name=flow.name)
         readers.append((f"output:{number}", [(flow.name, flow)]))
     names = {f"{c.path}[{c.nth}]": c.label for c in lineage.layers}
+    unknown: dict[int, str] = {}  # two that nothing is known of are not one
     for reader, flows in readers:
         for position, (argument, flow) in enumerate(flows):
             for link, entry in zip(flow.links, entries_of(flow, True), strict=True):
                 source = names.get(entry.key, entry.key) if entry.kind in ("call", "join") else entry.label
+                if entry.kind == "unknown":
+                    source = unknown.setdefault(link._reference.atom, f"unknown:{len(unknown)}")
                 if source not in graph:
                     graph.add_node(source, kind=entry.kind, reason=entry.reason)
                 found = link.source

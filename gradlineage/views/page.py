@@ -206,7 +206,7 @@ class _Items:
 
     def _entry(self, entry: Entry, seen: int) -> list[Any]:
         share = share_of(entry.seen, self.lineage.runs) if entry.seen not in (0, seen) else ""
-        target = self.of.get(entry.key or f"{entry.kind}:{entry.label}", -1)
+        target = self.of.get(entry.key or f"{entry.kind}:{entry.label.removeprefix('first ')}", -1)
         return [_clean(entry.label), entry.kind, [*map(_clean, entry.ops[::-1])], target, entry.stopped, share, _clean(entry.reason)]
 
     def aliases(self, view: Lineage, drawing: Drawing) -> dict[str, int]:
@@ -341,6 +341,7 @@ _KEPT = {"path": ("d",), "polygon": ("points",), "polyline": ("points",), "ellip
 def _compact(picture: _Picture, text: str) -> Markup:
     """Graphviz's SVG with classes for its colours and numbers of items for its ids, and nothing else of it but shapes and words."""
     root, of = ElementTree.fromstring(text[text.index("<svg") :]), picture.items
+    shares = any(wire.share < 1 for wire in picture.drawing.wires)
     clusters, parts = _clusters(picture.drawing), []
     for group in root.iterfind(f"{_SVG}g/{_SVG}g"):
         name, shape = group.get("id", ""), "box"
@@ -351,7 +352,7 @@ def _compact(picture: _Picture, text: str) -> Markup:
             shape = {"layer": "box", "container": "stack"}.get(spot.kind, "")
         elif group.get("class") == "edge":
             wire, shape = picture.drawing.wires[int(name[1:])], ""
-            width = f' stroke-width="{0.6 + 2 * wire.share:.1f}"' if wire.share < 1 else ""
+            width = f' stroke-width="{0.6 + 2 * wire.share:.1f}"' if shares else ""
             ends = f'data-a="{of.get(wire.source, -1)}" data-b="{of.get(wire.target, -1)}"'
             parts.append(f'<g class="{" ".join(_kinds(wire))}" {ends}{width}>')
         else:
