@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections import defaultdict
+from collections.abc import Container
 from typing import Any
 
 from torch import nn
@@ -31,7 +32,7 @@ def called_directly(recorder: Recorder) -> dict[str, Place]:
         if path not in called and (code := _code_of(module)) is not None:
             silent[code].append(path)
     found: dict[str, Place] = {}
-    for owner, code, at, call in _places(recorder):
+    for owner, code, at, call in _places(recorder, silent):
         above = recorder.calls[call].path if call >= 0 else ""
         named = _called_at(code, at)
         if owner:
@@ -52,12 +53,20 @@ def _code_of(module: nn.Module) -> Any:
     return getattr(type(module).forward, "__code__", None)
 
 
-def _places(recorder: Recorder) -> list[tuple[str, Any, int, int]]:
-    """(path of the module that something belongs to, code, instruction, call) of operations and calls."""
+def _places(recorder: Recorder, silent: Container[Any]) -> list[tuple[str, Any, int, int]]:
+    """(path of the module that something belongs to, code, instruction, call) of operations and calls in code that may tell of a forward."""
     entries = recorder.tape.entries
+    telling: dict[Any, bool] = {None: False}
     places = []
+
+    def tells(code: Any) -> bool:
+        found = telling.get(code)
+        if found is None:
+            found = telling[code] = code in silent or "forward" in code.co_names
+        return found
+
     for kind, _, call, parents, _, code, at, *_ in list(entries.values()):
-        if kind != OP or code is None:
+        if kind != OP or not tells(code):
             continue
         places.append(("", code, at, call))
         for edge in parents:
@@ -65,7 +74,7 @@ def _places(recorder: Recorder) -> list[tuple[str, Any, int, int]]:
             if leaf[0] == LEAVES and leaf[1] == "parameter":
                 places.append((str(leaf[8]).rpartition(".")[0], code, at, call))
     for note in recorder.calls:
-        if note.parent >= 0 and note.code is not None:
+        if note.parent >= 0 and tells(note.code):
             places.append((note.path.rpartition(".")[0], note.code, note.code_at, note.parent))
     return places
 

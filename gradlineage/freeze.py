@@ -7,11 +7,11 @@ shadow plane is off, the search goes on in autograd's graph until it meets a cla
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parameter import is_lazy
 
 from gradlineage.breaks import Cut, find_cuts
@@ -94,15 +94,14 @@ class _Freezer:
             notes.append("The output holds no tensor" + ("." if any(self.layer) else ", and no layer ran: is the forward a generator?"))
         models = recorder.registry.models
         name = type(models[""]).__name__ if "" in models else ", ".join(f"{k}={type(m).__name__}" for k, m in models.items())
-        own = {id(p): p for m in models.values() for p in nn.Module.parameters(m) if not is_lazy(p)}
-        total = sum(p.numel() for p in own.values())
-        trainable = sum(p.numel() for p in own.values() if p.requires_grad)
         borrowed = tuple(bypassed(recorder, self.layer, insides))
         registered = tuple(self._registered())
         self._pass_gradient()
         breaks = tuple(self._break(cut) for cut in find_cuts(recorder, self.layer, insides))
         decisions = tuple(map(self._decision, self.tape.reads))
         self._pass_gradient()
+        total = sum(p.elements for p in registered)
+        trainable = sum(p.elements for p in registered if p.trainable)
         direct = tuple((path, self._where(*place)) for path, place in called_directly(recorder).items())
         modules = tuple(item for prefix, model in models.items() for item in callable_modules(model, prefix))
         return Graph(
@@ -112,7 +111,7 @@ class _Freezer:
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
-        return ValueRecord(name, _shape(shape), str(dtype).removeprefix("torch."), str(device), self._number(value), used)
+        return ValueRecord(name, _shape(shape), _text(dtype), _text(device), self._number(value), used)
 
     def _uncalled_parameters(self) -> dict[str, tuple[int, int]]:
         """Per layer, the parameters of modules within it that were never called: it uses them itself, as attention does its projections."""
@@ -199,7 +198,7 @@ class _Freezer:
             fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
             fields |= self._wiped(number)
             if shape is not None:
-                fields |= {"shape": _shape(shape[0]), "dtype": str(shape[1]).removeprefix("torch."), "device": str(shape[2])}
+                fields |= {"shape": _shape(shape[0]), "dtype": _text(shape[1]), "device": _text(shape[2])}
             return fields, edges
         if kind == CALL:
             if self.layer[call]:
@@ -379,7 +378,14 @@ def _is_layer(call: CallNote) -> bool:
 
 
 def _shape(shape: Any) -> tuple[int | str, ...]:
+    if type(shape) is torch.Size and all(type(s) is int for s in shape):
+        return tuple(shape)
     return tuple(s if type(s) is int else str(s) for s in shape)
+
+
+@functools.cache
+def _text(kind: torch.dtype | torch.device) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def _snake(name: str) -> str:

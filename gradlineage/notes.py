@@ -12,7 +12,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-__all__ = ["CallNote", "ModuleNote", "ValueNote", "callable_modules", "line_of", "looks", "own_parameters", "place", "place_of_call"]
+__all__ = [
+    "CallNote",
+    "ModuleNote",
+    "ValueNote",
+    "callable_modules",
+    "line_of",
+    "looks",
+    "named_modules",
+    "own_parameters",
+    "place",
+    "place_of_call",
+]
 
 _inside: dict[Any, bool] = {}
 _CALL = nn.Module._call_impl.__code__
@@ -104,10 +115,23 @@ def own_parameters(module: nn.Module) -> tuple[int, int]:
     return total, trainable
 
 
+def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """``nn.Module.named_modules``, whose generators within generators take their time in deep models."""
+    seen: set[int] = set()
+    stack = [(prefix, model)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield path, module
+            children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
+            stack += reversed(children)
+
+
 def callable_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(path, class) of every module that can be called: parametrizations, what scripts consist of and mere lists left out."""
     hidden: set[int] = set()
-    for path, module in nn.Module.named_modules(model, prefix=prefix):
+    for path, module in named_modules(model, prefix):
         script = isinstance(module, torch.jit.ScriptModule)
         if script or isinstance(module, ParametrizationList):
             hidden.update(id(m) for m in nn.Module.modules(module) if m is not module or not script)

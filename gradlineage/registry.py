@@ -11,30 +11,17 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
-from gradlineage.notes import ModuleNote
+from gradlineage.notes import ModuleNote, named_modules
 from gradlineage.tape import LEAVES, Tape
 from gradlineage.tensors import is_leaf, storage_of
 
-__all__ = ["Keeper", "Registry", "named_modules"]
+__all__ = ["Keeper", "Registry"]
 
 _OWN_KEYS = frozenset(nn.Module().__dict__)
 _HOLDERS: tuple[type, ...] = (list, tuple, type({}.values()))
 _MOST = 1000  # a list of numbers as long as a data set is not searched
 _NO_TENSORS = (int, float, str, nn.Module, type(None))
 _NO_TENSORS_EXACT = frozenset((int, float, str, bool, type(None)))
-
-
-def named_modules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """``nn.Module.named_modules``, whose generators within generators take their time in deep models."""
-    seen: set[int] = set()
-    stack = [(prefix, model)]
-    while stack:
-        path, module = stack.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            yield path, module
-            children = [(f"{path}.{name}" if path else name, child) for name, child in module._modules.items() if child is not None]
-            stack += reversed(children)
 
 
 class Registry:
@@ -118,9 +105,14 @@ class Registry:
         return None
 
     def parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, parameter), each once."""
+        """(name, parameter), each once, by its first name."""
+        seen: set[int] = set()
         for prefix, model in self.models.items():
-            yield from nn.Module.named_parameters(model, prefix=prefix)
+            for path, module in named_modules(model, prefix):
+                for key, tensor in module._parameters.items():
+                    if tensor is not None and id(tensor) not in seen:
+                        seen.add(id(tensor))
+                        yield f"{path}.{key}" if path else key, tensor
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """(path, module) for every module that is not a script."""

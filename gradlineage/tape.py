@@ -19,6 +19,7 @@ __all__ = ["CALL", "GRADIENT", "LEAVES", "MEMORY", "OP", "Tape", "Unknown"]
 
 Tensor = torch.Tensor
 _level = torch._C._functorch.maybe_current_level
+_ORDINARY = (Tensor, torch.nn.Parameter)
 _ref = weakref.ref
 _MOST_PIECES = 64  # of one memory; of more only the ends are known
 
@@ -93,7 +94,7 @@ class Tape:
             inner = unwrapped(tensor)
             if storage_of(inner):
                 self._remember(inner, inner.untyped_storage(), value, False)
-        if type(tensor) is not Tensor:
+        if type(tensor) not in _ORDINARY:
             for inner in inner_tensors(tensor):
                 if storage_of(inner):
                     self._remember(inner, inner.untyped_storage(), value, False)

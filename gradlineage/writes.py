@@ -22,11 +22,13 @@ def between_reads(recorder: Recorder, layer: list[bool]) -> Iterator[tuple[int, 
         return
     content = _content_of(recorder)
     readers: defaultdict[int, list[int]] = defaultdict(list)
+    told = {*tape.overwrites, *map(content, tape.overwrites.values())}
     for call in calls:
-        handed = {content(value) for *_, value in call.outputs} if layer[call.index] else ()
         for *_, value in call.inputs if layer[call.index] else ():
-            if content(value) not in handed:  # who hands a tensor on has not looked at it
-                readers[content(value)].append(call.index)
+            held = content(value)
+            # who hands a tensor on has not looked at it
+            if held in told and all(content(out) != held for *_, out in call.outputs):
+                readers[held].append(call.index)
     waiting: dict[int, list[int]] = {}  # what memory holds -> who read what it held before and was not told of
     for number, before in tape.overwrites.items():
         writer, old = tape.entries[number][2], content(before)

@@ -87,6 +87,7 @@ def test_files_can_be_read_at_one_sitting_and_the_library_stays_small() -> None:
     on_top = {
         "compare",
         "union",
+        "exchange",
         "runs",
         "coverage",
         "many",
