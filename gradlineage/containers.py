@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from gradlineage.private import level, unsafe_view
+
 __all__ = ["alias_of", "rebuild", "replaceable", "tensors_in"]
 
 _PLAIN = (str, bytes, int, float, complex, bool, type, type(None), torch.dtype, torch.device, torch.Size, torch.Generator, torch.nn.Module)
@@ -106,7 +108,7 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
     Not ``view_as``: a later in-place write would go through it to the base and past the module.
     """
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.__dict__
-    if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_nested or torch._C._functorch.maybe_current_level() is not None:
+    if not plain or tensor.is_conj() or tensor.is_neg() or tensor.is_nested or level() is not None:
         return tensor
     if not tensor.requires_grad:
         return tensor.detach()
@@ -116,7 +118,7 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if not torch.is_grad_enabled():
         return tensor.detach().requires_grad_() if leaf else tensor
-    alias: torch.Tensor = torch.ops.aten._unsafe_view(tensor, tensor.shape)
+    alias: torch.Tensor = unsafe_view(tensor, tensor.shape)
     if alias.stride() != tensor.stride():  # sizes of 1: the next kernel's choice of layout may hang on their strides
         with torch.no_grad():
             alias.as_strided_(tensor.shape, tensor.stride())

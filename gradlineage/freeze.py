@@ -22,6 +22,7 @@ from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, No
 from gradlineage.inside import Inside, bypassed, flowing, hidden_values, look_inside, stray
 from gradlineage.naming import argument_names, short_path
 from gradlineage.notes import CallNote, callable_modules, line_of, looks, own_parameters
+from gradlineage.private import disabled
 from gradlineage.record import Recorder
 from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP, Unknown
 from gradlineage.writes import between_reads
@@ -40,7 +41,7 @@ def freeze(recorder: Recorder, outputs: Sequence[tuple[str, torch.Tensor]] | Non
         outputs: what to name as the outputs, instead of what the root calls returned.
         notes: sentences for the reader.
     """
-    with torch._C.DisableTorchFunction():
+    with disabled():
         return _Freezer(recorder).graph(outputs, list(notes))
 
 

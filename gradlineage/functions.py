@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from gradlineage.private import forward_class
 from gradlineage.tape import CALL, OP, Tape
 
 __all__ = ["regain"]
@@ -63,7 +64,7 @@ def _follow(tape: Tape, value: int, sequence: int, fed: set[object], recomputed:
 def _dead(node: Any) -> list[bool]:
     """For each edge of a Function's node, whether its backward returns None for it."""
     slots = len(node.next_functions)
-    function = getattr(node, "_forward_cls", None)
+    function = forward_class(node)
     needs = getattr(node, "needs_input_grad", None)
     if function is None or needs is None:
         return [False] * slots

@@ -10,15 +10,12 @@ import torch
 from torch import nn
 
 from gradlineage.notes import CallNote
+from gradlineage.private import disabled, functorch, sequence_number
 from gradlineage.registry import Registry
 from gradlineage.tape import CALL, OP, Tape, Unknown
 from gradlineage.tensors import inner_tensors, is_leaf, node_of
 
 __all__ = ["Identifier"]
-
-_disable = torch._C.DisableTorchFunction
-_sequence = torch._C._autograd._get_sequence_nr
-_functorch = torch._C._functorch
 
 
 class Identifier:
@@ -47,7 +44,7 @@ class Identifier:
         if node is None:
             return
         self.nodes.append(node)
-        self.claims.setdefault((node, tensor.output_nr), []).append((_sequence(), value))
+        self.claims.setdefault((node, tensor.output_nr), []).append((sequence_number(), value))
         base = tensor._base if tensor._is_view() else None
         entry = self.tape.entries[value]
         below = node_of(base) if base is not None else None
@@ -57,7 +54,7 @@ class Identifier:
         key = (below, base.output_nr)
         if key not in self.claims and below._sequence_nr() >= self.calls[entry[2]].sequence:
             self.nodes.append(below)
-            self.claims[key] = [(_sequence(), value)]
+            self.claims[key] = [(sequence_number(), value)]
 
     def _claim(self, node: Any, output: int) -> int | None:
         found = self.claims.get((node, output))
@@ -72,14 +69,14 @@ class Identifier:
         return self._identify(tensor) if known is None or node_of(tensor) is not None else known[1]
 
     def _adopt(self, tensor: torch.Tensor) -> int:
-        with _disable():
+        with disabled():
             return self._identify(tensor)
 
     def _identify(self, tensor: torch.Tensor) -> int:
         tape = self.tape
-        if _functorch.is_functorch_wrapped_tensor(tensor):
-            inner = tape.value(_functorch.get_unwrapped(tensor))
-            return self._step("vmap" if _functorch.is_batchedtensor(tensor) else "", inner, tensor)
+        if functorch.is_functorch_wrapped_tensor(tensor):
+            inner = tape.value(functorch.get_unwrapped(tensor))
+            return self._step("vmap" if functorch.is_batchedtensor(tensor) else "", inner, tensor)
         name = self.registry.name(tensor)
         if name is not None:
             return tape.leaf(*name, grad=tensor.requires_grad)
@@ -88,7 +85,7 @@ class Identifier:
             claim = self._claim(node, tensor.output_nr)
             if claim is not None:
                 return claim
-            memory = tape.sharing(tensor) if self.shadow and node._sequence_nr() < _sequence() else None
+            memory = tape.sharing(tensor) if self.shadow and node._sequence_nr() < sequence_number() else None
             if memory is not None and tape.entries[memory][0] == OP and not tensor._is_view():
                 return memory  # what a transform computed within its wrappers
             self.nodes.append(node)

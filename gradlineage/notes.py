@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from gradlineage.private import CALL
+
 __all__ = [
     "CallNote",
     "ModuleNote",
@@ -26,7 +28,6 @@ __all__ = [
 ]
 
 _inside: dict[Any, bool] = {}
-_CALL = nn.Module._call_impl.__code__
 _INSIDE = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
 #: What a tensor is called at the border (a name, or where it stands among the arguments), shape, dtype, device, value on the tape.
@@ -177,7 +178,7 @@ def place(frame: Any) -> tuple[Any, int]:
         found = _inside.get(code)
         if not (_is_inside(code) if found is None else found):
             return (None, 0) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti)
-        if code is _CALL:
+        if code is CALL:
             break
         frame = frame.f_back
     return None, 0
@@ -193,7 +194,7 @@ def place_of_call(frame: Any, parent: CallNote | None = None) -> tuple[Any, int,
         found = _inside.get(code)
         if not (_is_inside(code) if found is None else found):
             return (None, 0, own) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti, own)
-        if code is _CALL:
+        if code is CALL:
             if not own:
                 own = id(frame)
             elif parent is not None and parent.frame == id(frame):

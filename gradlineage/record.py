@@ -18,6 +18,7 @@ from torch.nn.modules import module as module_hooks
 from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
 from gradlineage.identify import Identifier
 from gradlineage.notes import CallNote, ModuleNote, line_of, looks, place_of_call
+from gradlineage.private import backward_task, disabled, global_hook_first, level, sequence_number
 from gradlineage.registry import Keeper
 from gradlineage.shadow import ShadowMode
 from gradlineage.tape import CALL, LEAVES, MEMORY
@@ -25,11 +26,6 @@ from gradlineage.tensors import node_of, storage_of, takes_gradient
 
 __all__ = ["Recorder"]
 
-_disable = torch._C.DisableTorchFunction
-_sequence = torch._C._autograd._get_sequence_nr
-_backward = torch._C._current_graph_task_id
-_functorch = torch._C._functorch
-_level = _functorch.maybe_current_level
 get_ident = threading.get_ident
 Tensor = torch.Tensor
 _open: list[Recorder] = []  # recordings under way, in any thread
@@ -42,9 +38,9 @@ class _Hook:
         self.method, self.on = method, False
 
     def __call__(self, *args: Any) -> Any:
-        if not self.on or _backward() != -1:
+        if not self.on or backward_task() != -1:
             return None
-        with _disable():
+        with disabled():
             return self.method(*args)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,14 +77,14 @@ class Recorder(Identifier):
     def start(self) -> None:
         """Attach hooks and enter the mode. `stop` undoes it, also after a failure half-way."""
         self._thread = threading.get_ident()
-        self.first_sequence = _sequence()
+        self.first_sequence = sequence_number()
         _open.append(self)
         self._pre.on = True
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
         self._handles.append(module_hooks.register_module_forward_pre_hook(self._entering))
         self._handles.append(module_hooks.register_module_forward_hook(self._leaving, always_call=True))
-        module_hooks._global_forward_hooks.move_to_end(self._handles[-1].id, last=False)  # type: ignore[attr-defined]
+        global_hook_first(self._handles[-1].id)
         if self.keeper is not None:
             self.keeper.begin()
             if not self.shadow:
@@ -146,9 +142,9 @@ class Recorder(Identifier):
         """Global pre-hook. One on every module would cost more to put there and to take away than all that is noted of its call."""
         registry = self.registry
         note = registry.notes.get(id(module))
-        if (note is not None and note.hooked) or _backward() != -1 or id(module) in registry.ignored:
+        if (note is not None and note.hooked) or backward_task() != -1 or id(module) in registry.ignored:
             return
-        with _disable():
+        with disabled():
             if note is None and (note := self._met(module)) is None:
                 return
             # a global pre-hook is given no keyword arguments
@@ -157,9 +153,9 @@ class Recorder(Identifier):
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Global hook, before all others."""
-        if _backward() != -1:
+        if backward_task() != -1:
             return None
-        with _disable():
+        with disabled():
             return self._after(module, output)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any, note: ModuleNote | None = None) -> None:
@@ -191,7 +187,7 @@ class Recorder(Identifier):
         if parent is not None:
             parent.children += 1
         self.threads.add(thread)
-        call.sequence, call.start = _sequence(), self.tape.next()
+        call.sequence, call.start = sequence_number(), self.tape.next()
         stack.append(call)
 
     def _take(self, call: CallNote, position: int | str, arg: Any, root: bool) -> None:
@@ -225,7 +221,7 @@ class Recorder(Identifier):
             return None
         while True:
             call = stack.pop()
-            call.sequence_end = _sequence()
+            call.sequence_end = sequence_number()
             if call.note.module is module:
                 break
             call.failed = True  # left by an exception that no hook saw
@@ -263,7 +259,7 @@ class Recorder(Identifier):
         """`_leave` for what most layers return: a tensor made within the call, all there is in its memory, which nobody wrote to since."""
         tape = self.tape
         found = tape.values.get(id(tensor))
-        if found is None or found[2] < call.start or found[0]() is not tensor or _level() is not None:
+        if found is None or found[2] < call.start or found[0]() is not tensor or level() is not None:
             return False
         entry = tape.entries[found[1]]
         if entry[0] == LEAVES or entry[0] == MEMORY or tensor._is_view():
@@ -276,7 +272,7 @@ class Recorder(Identifier):
         first = tape.entries[memory[1]]
         if tensor._version != found[3] or first[0] == LEAVES or (grad and not entry[4]) or memory[0]() is None:
             return False
-        value, sequence = tape.next(), _sequence()
+        value, sequence = tape.next(), sequence_number()
         tape.entries[value] = (CALL, "", call.index, (found[1] if grad else ~found[1],), grad, None, 0, 0, sequence, False)
         tape.values[id(tensor)] = (found[0], value, value, found[3])
         if first[0] != CALL or first[2] != call.index:
@@ -313,7 +309,7 @@ class Recorder(Identifier):
         grad = tensor.requires_grad or takes_gradient(tensor)
         value = tape.next()
         edge = inner if grad else ~inner
-        tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, _sequence(), shared)
+        tape.entries[value] = (CALL, "", call.index, (edge,), grad, None, 0, port, sequence_number(), shared)
         if self.shadow or (grad and node_of(tensor) is None):
             tape.know(tensor, value, fresh=not (shared or wrote))
         if base is not None and found is not None and not shared and not call.children and tape.entries[found[1]][0] != CALL:

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradlineage.decisions import ReadNote, kind_of_read, plain_value, size_of
 from gradlineage.notes import place
+from gradlineage.private import HigherOrderOperator, backward_task, dense_kernel, disabled, dispatch_mode, enabled, level, sequence_number
 from gradlineage.tables import Facts, facts_of
 from gradlineage.tape import LEAVES, OP, Tape, Unknown
 from gradlineage.tensors import captured, gather, node_of, takes_gradient
@@ -22,10 +23,6 @@ from gradlineage.tensors import captured, gather, node_of, takes_gradient
 __all__ = ["ShadowMode"]
 
 Tensor = torch.Tensor
-_disable = torch._C.DisableTorchFunction
-_sequence = torch._C._autograd._get_sequence_nr
-_backward = torch._C._current_graph_task_id
-_level = torch._C._functorch.maybe_current_level
 _Wrapper = types.MethodWrapperType
 _ORDINARY = frozenset((torch.Tensor, torch.nn.Parameter))
 _TENSOR_GETTERS = frozenset(["data", "T", "mT", "H", "mH", "real", "imag"])
@@ -62,9 +59,9 @@ class ShadowMode(TorchFunctionMode):
             facts = facts_of(func)
             if facts.silent:
                 return func(*args, **kwargs)
-        if _backward() != -1:
+        if backward_task() != -1:
             return func(*args, **kwargs)
-        if facts.plain and _level() is None and "out" not in kwargs and _ORDINARY.issuperset(classes):
+        if facts.plain and level() is None and "out" not in kwargs and _ORDINARY.issuperset(classes):
             return self._plain(func, facts, args, kwargs)
         for wrapper in classes:
             if not issubclass(wrapper, Tensor):  # a class of the user's around tensors: what it does with them is what happens
@@ -86,14 +83,14 @@ class ShadowMode(TorchFunctionMode):
                     gather(arg, operands)
         else:
             out = None
-        if isinstance(func, torch._ops.HigherOrderOperator):
-            dense = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
-            if dense is not None and func.__name__ in _CONTROL_FLOW and torch.utils._python_dispatch._get_current_dispatch_mode() is None:
+        if isinstance(func, HigherOrderOperator):
+            dense = dense_kernel(func)
+            if dense is not None and func.__name__ in _CONTROL_FLOW and dispatch_mode() is None:
                 return self._control_flow(func, dense, args, kwargs)
             for arg in (*args, *kwargs.values()):
                 captured(arg, operands)
-        if (classes and not _ORDINARY.issuperset(classes)) or _level() is not None:
-            with _disable():
+        if (classes and not _ORDINARY.issuperset(classes)) or level() is not None:
+            with disabled():
                 return self._careful(func, facts, args, kwargs, operands, out)
         return self._note(func, facts, args, kwargs, operands, out)
 
@@ -113,9 +110,9 @@ class ShadowMode(TorchFunctionMode):
         parents = [tape.edge(t) for t in operands]
         first = args[0] if args else None
         version = _version_of(first, args, kwargs) if isinstance(first, Tensor) else -1
-        before = _sequence()
+        before = sequence_number()
         result = func(*args, **kwargs)
-        after = _sequence()
+        after = sequence_number()
         if type(result) is not Tensor or not parents or any(result is t for t in operands) or not torch.is_grad_enabled():
             return self._made(facts, result, operands, [], parents, before, after, first, version)
         grad = result.requires_grad
@@ -142,7 +139,9 @@ class ShadowMode(TorchFunctionMode):
             gather(result, made)
             for tensor in made:
                 edges = (self.tape.edge(args[0]), self.tape.edge(tensor))
-                self.tape.know(tensor, self._entry(facts_of(func), edges, tensor.requires_grad, _sequence(), _sequence(), tensor))
+                self.tape.know(
+                    tensor, self._entry(facts_of(func), edges, tensor.requires_grad, sequence_number(), sequence_number(), tensor)
+                )
         return result
 
     def _gradient(self, grad: Tensor | None) -> Tensor | None:
@@ -154,7 +153,7 @@ class ShadowMode(TorchFunctionMode):
         """Subclasses and functorch wrappers: look at tensors without waking their own ``__torch_function__``, but let the call do so."""
 
         def call(*a: Any, **k: Any) -> Any:
-            with torch._C._EnableTorchFunction():
+            with enabled():
                 return func(*a, **k)
 
         return self._note(call, facts, args, kwargs, operands, out)
@@ -189,9 +188,9 @@ class ShadowMode(TorchFunctionMode):
             for t in operands if kwargs.get(argument, default) else written:
                 self.before_write(t)
         read = kind_of_read(facts, args, kwargs) if facts.reads else ""
-        before = _sequence()
+        before = sequence_number()
         result = func(*args, **kwargs)
-        after = _sequence()
+        after = sequence_number()
         if read:
             picked = facts.reads == "?" and isinstance(first, Tensor) and first.dim() > 0 and len(parents) > 1
             self._decide(read, result, operands, parents[1:] if picked else parents)  # what is read, not what it picks from
@@ -267,7 +266,7 @@ class ShadowMode(TorchFunctionMode):
             if any(tensor is t for t in operands):
                 continue
             grad = takes_gradient(tensor)
-            if facts.name == "autograd.grad" and grad and _level() is None:
+            if facts.name == "autograd.grad" and grad and level() is None:
                 tape.know(tensor, tape.gradient(tensor, through=True))
                 continue
             if slots:
@@ -361,7 +360,7 @@ def _covers(tensor: Tensor, index: Any) -> bool:
 
 def _whole_view(tensor: Tensor, index: Any) -> bool:
     try:
-        with torch.no_grad(), _disable():
+        with torch.no_grad(), disabled():
             return tensor.detach()[index].numel() == tensor.numel()
     except (IndexError, TypeError, RuntimeError):
         return False

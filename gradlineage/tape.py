@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from gradlineage.private import level
 from gradlineage.tensors import address_of, covers_storage, extent, inner_tensors, node_of, storage_of, takes_gradient, unwrapped
 
 __all__ = ["CALL", "GRADIENT", "LEAVES", "MEMORY", "OP", "Tape", "Unknown"]
 
 Tensor = torch.Tensor
-_level = torch._C._functorch.maybe_current_level
 _ORDINARY = (Tensor, torch.nn.Parameter)
 _ref = weakref.ref
 _MOST_PIECES = 64  # of one memory; of more only the ends are known
@@ -84,7 +84,7 @@ class Tape:
     def know(self, tensor: Tensor, value: int, fresh: bool = False) -> None:
         """``tensor`` holds ``value`` from now on. ``fresh``: so does its memory, whatever was known of that."""
         try:
-            version = tensor._version if _level() is None else -1  # a transform's wrappers change the version of what they wrap
+            version = tensor._version if level() is None else -1  # a transform's wrappers change the version of what they wrap
         except RuntimeError:  # inference tensors have none
             version = -1
         self.values[id(tensor)] = (_ref(tensor), value, value, version)
@@ -261,7 +261,7 @@ class Tape:
     def edge(self, tensor: Tensor) -> int:
         """The value of an operand, inverted where it does not require grad."""
         value = self.value(tensor)
-        if not (tensor.requires_grad or (_level() is not None and takes_gradient(tensor))):
+        if not (tensor.requires_grad or (level() is not None and takes_gradient(tensor))):
             return ~value
         if not self.entries[value][4] and value not in self.regained and (node := node_of(tensor)) is not None:
             self.regained[value] = node  # what a custom Function returned was computed without gradient

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from gradlineage.private import functorch, level
+
 __all__ = [
     "address_of",
     "captured",
@@ -23,7 +25,6 @@ __all__ = [
 ]
 
 Tensor = torch.Tensor
-_level = torch._C._functorch.maybe_current_level
 
 
 def node_of(tensor: Tensor) -> Any:
@@ -50,11 +51,10 @@ def storage_of(tensor: Tensor) -> int:
 
 def takes_gradient(tensor: Tensor) -> bool:
     """``requires_grad``, also of what lies within functorch's wrappers."""
-    return tensor.requires_grad or (_level() is not None and unwrapped(tensor).requires_grad)
+    return tensor.requires_grad or (level() is not None and unwrapped(tensor).requires_grad)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
