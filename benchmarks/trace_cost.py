@@ -1,32 +1,36 @@
 """What does a trace cost beside the forward it watches?
 
-Interleaved in every round, so that a noisy machine disturbs all alike: a plain forward without and with gradient; the floor, which is a forward
-with no-op keyword hooks on every module, a no-op function mode and saved tensors dropped; a recording with hooks alone, and with the function
-mode (what lies between is the cost of the mode); and `gradlineage.trace` until it returns. Medians and quartiles, as ratios to the floor and to
-the plain forward.
+Interleaved in every round, so that a noisy machine disturbs all alike:
 
-    python benchmarks/trace_cost.py [--device cuda] [--rounds 15] [--models resnet18@64 ...] [--json out.json]
+- plain, grad: a forward without and with gradient;
+- floor: a forward with gradient, with no-op hooks before and after every module (keyword arguments, ``always_call``), a no-op function mode,
+  and saved tensors dropped. Whatever watches a pass by these means costs this much;
+- hooks: a recording without its function mode; pass: a recording with it. What lies between is the cost of the mode;
+- trace: ``gradlineage.trace`` until it returns. What lies between it and the pass is the cost of the walk over what was recorded;
+- links, read: all calls, joins and links asked of a lineage that was just traced; and every source seen through joins as well.
+
+Times are those of the thread on the processor. Small models are bound by what happens between two kernels; there the bounds are in floors. Large
+ones are bound by the kernels; there the bound is in forwards. ``each`` is what hooks, mode and walk add, by module call or torch function.
+
+    python -m benchmarks.trace_cost [--device cuda] [--rounds 15] [--models resnet18@64 ...] [--json out.json] [--compare old.json]
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import platform
 import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import gradlineage
+from benchmarks import harness
+from benchmarks.harness import Figure, Options, Way
+from benchmarks.models import COMPUTE, LAUNCH, build, calls_and_operations, nothing, read, same_kernels
 
-MODELS = ("resnet18@64", "mobilenet_v3_small@64", "inception_v3@299")
+QUICK = ("mobilenet_v3_small@32",)
 
 
 class NoOpMode(TorchFunctionMode):
@@ -34,100 +38,99 @@ class NoOpMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def build(spec: str, device: str) -> tuple[nn.Module, torch.Tensor]:
-    name, _, size = spec.partition("@")
-    options = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
-    model = torchvision.models.get_model(name, weights=None, **options).eval().to(device)
-    return model, torch.randn(1, 3, int(size or 64), int(size or 64), device=device)
-
-
-def plain(model: nn.Module, x: torch.Tensor) -> None:
-    with torch.no_grad():
-        model(x)
-
-
-def with_gradient(model: nn.Module, x: torch.Tensor) -> None:
-    model(x)
-
-
-def floor(model: nn.Module, x: torch.Tensor) -> None:
+def floor(model: nn.Module, args: tuple[Any, ...]) -> None:
     handles: list[Any] = []
     for module in model.modules():
         handles.append(module.register_forward_pre_hook(lambda m, a, k: None, with_kwargs=True))
         handles.append(module.register_forward_hook(lambda m, a, k, o: None, with_kwargs=True, always_call=True))
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: None, lambda t: None), NoOpMode():
-        model(x)
+    with torch.autograd.graph.saved_tensors_hooks(nothing, nothing), NoOpMode():
+        model(*args)
     for handle in handles:
         handle.remove()
 
 
-def recorded(model: nn.Module, x: torch.Tensor) -> None:
-    with gradlineage.recording(model, drop_saved=True, restore=True):
-        model(x)
+def plain(model: nn.Module, args: tuple[Any, ...]) -> None:
+    with torch.no_grad():
+        model(*args)
 
 
-def hooks_alone(model: nn.Module, x: torch.Tensor) -> None:
-    with gradlineage.recording(model, drop_saved=True, shadow=False):
-        model(x)
+def recorded(model: nn.Module, args: tuple[Any, ...], shadow: bool) -> None:
+    with gradlineage.recording(model, drop_saved=True, restore=shadow, shadow=shadow):
+        model(*args)
 
 
-def traced(model: nn.Module, x: torch.Tensor) -> None:
-    gradlineage.trace(model, x)
-
-
-WAYS: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
-    "plain": plain, "grad": with_gradient, "floor": floor, "hooks": hooks_alone, "pass": recorded, "trace": traced,
-}  # fmt: skip
-
-
-def check(model: nn.Module, x: torch.Tensor) -> None:
-    """The answers first: two traces agree, and every layer but the first knows its source."""
-    one, two = gradlineage.trace(model, x), gradlineage.trace(model, x)
+def check(model: nn.Module, args: tuple[Any, ...]) -> gradlineage.Lineage:
+    """The answers first: two traces agree, every source is known, and the model computes what it computed before."""
+    with torch.no_grad():
+        before = model(*args)
+    one, two = gradlineage.trace(model, *args), gradlineage.trace(model, *args)
     assert one == two
     assert all(source.kind != "unknown" for call in one.layers for flow in call.inputs for source in flow.sources)
+    with torch.no_grad():
+        assert torch.allclose(before, model(*args), rtol=1e-2, atol=1e-3)
+    return one
 
 
-def measure(spec: str, device: str, rounds: int) -> dict[str, list[float]]:
-    model, x = build(spec, device)
-    check(model, x)
-    synchronise = torch.cuda.synchronize if device.startswith("cuda") else contextlib.nullcontext
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(rounds):
-        for name, way in WAYS.items():
-            synchronise()
-            start = time.perf_counter()
-            way(model, x)
-            synchronise()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return times
+def measure(options: Options) -> Iterator[Figure]:
+    for spec in options.models or (QUICK if options.quick else LAUNCH):
+        yield from launch_bound(spec, options)
+    if not options.models and not options.quick:
+        for spec in COMPUTE:
+            yield from compute_bound(spec, options)
 
 
-def report(spec: str, times: dict[str, list[float]]) -> None:
-    base, ground = statistics.median(times["plain"]), statistics.median(times["floor"])
-    print(f"\n{spec}\n{'':8}{'median ms':>10}{'quartiles':>18}{'x plain':>9}{'x floor':>9}")
+def launch_bound(spec: str, options: Options) -> Iterator[Figure]:
+    model, args = build(spec, options.device)
+    with same_kernels():
+        check(model, args)
+        calls, operations = calls_and_operations(model, args)
+        times = harness.rounds(
+            {
+                "plain": lambda: plain(model, args),
+                "grad": lambda: model(*args),
+                "floor": lambda: floor(model, args),
+                "hooks": lambda: recorded(model, args, False),
+                "pass": lambda: recorded(model, args, True),
+                "trace": lambda: gradlineage.trace(model, *args),
+                "links": Way(lambda made: read(made, sources=False), lambda: gradlineage.trace(model, *args)),
+                "read": Way(read, lambda: gradlineage.trace(model, *args)),
+            },
+            options.rounds,
+            options.device,
+        )
     for name, values in times.items():
-        low, mid, high = statistics.quantiles(values, n=4)
-        print(f"{name:8}{mid:10.1f}{f'{low:.1f}-{high:.1f}':>18}{mid / base:9.2f}{mid / ground:9.2f}")
+        yield Figure.of("milliseconds", spec, name, values, "ms")
+    bounds = {"plain": None, "grad": None, "hooks": None, "pass": 1.35, "trace": 1.7, "links": None, "read": 1.0}
+    for name, bound in bounds.items():
+        yield Figure.of("in floors", spec, f"{name} x floor", harness.ratios(times[name], times["floor"]), "x", bound)
+    parts = {
+        "hooks": (times["hooks"], times["grad"]),
+        "mode": (times["pass"], times["hooks"]),
+        "walk": (times["trace"], times["pass"]),
+        "no-op hooks and mode": (times["floor"], times["grad"]),
+    }
+    for name, (more, less) in parts.items():
+        value = statistics.median([a - b for a, b in zip(more, less, strict=True)])
+        per, unit = (operations, "µs per op") if name == "mode" else (calls, "µs per call")
+        yield Figure("what each part adds", spec, name, value, "ms")
+        yield Figure("what each part adds", spec, f"{name} each", value * 1e3 / per, unit)
+    yield Figure("what each part adds", spec, "module calls", calls)
+    yield Figure("what each part adds", spec, "torch functions", operations)
+
+
+def compute_bound(spec: str, options: Options) -> Iterator[Figure]:
+    model, args = build(spec, options.device)
+    with same_kernels():
+        check(model, args)
+        ways = {"plain": lambda: plain(model, args), "grad": lambda: model(*args), "trace": lambda: gradlineage.trace(model, *args)}
+        times = harness.rounds(ways, options.rounds if options.device != "cpu" else min(options.rounds, 9), options.device)
+    for name, values in times.items():
+        yield Figure.of("compute-bound", spec, name, values, "ms")
+    yield Figure.of("compute-bound", spec, "trace x grad", harness.ratios(times["trace"], times["grad"]), "x", 1.10)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--json", help="write all times there")
-    options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    where = torch.cuda.get_device_name() if options.device.startswith("cuda") else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, python {platform.python_version()}, {options.device}: {where}, one thread, {options.rounds} rounds")
-    results = {}
-    for spec in options.models:
-        results[spec] = measure(spec, options.device, options.rounds)
-        report(spec, results[spec])
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "device": where, "ms": results}, file)
-    return 0
+    return harness.main("trace_cost", argv, models=(*LAUNCH, *COMPUTE))
 
 
 if __name__ == "__main__":

@@ -163,17 +163,23 @@ class _Freezer:
             key = stack[-1]
             if key in numbers:
                 stack.pop()
-            elif key not in pending:
-                pending[key] = self._expand(key)
-                stack.extend(p for p, _ in reversed(pending[key][1]) if p not in numbers and p not in pending)
+                continue
+            if key not in pending:
+                fields, parents = self._entry(key) if type(key) is int else self._expand(key)
+                waiting = [p for p, _ in parents if p not in numbers and p not in pending]
+                if waiting:
+                    pending[key] = fields, parents
+                    waiting.reverse()
+                    stack += waiting
+                    continue
             else:
-                stack.pop()
                 fields, parents = pending.pop(key)
-                edges = [numbers[p] if flows else ~numbers[p] for p, flows in parents if p in numbers]
-                if through := fields.pop("gradient", ()):
-                    self._gradients.append((len(self.nodes), through))
-                numbers[key] = len(self.nodes)
-                self.nodes.append(Node(parents=tuple(edges), **fields))
+            stack.pop()
+            edges = [numbers[p] if flows else ~numbers[p] for p, flows in parents if p in numbers]
+            if through := fields.pop("gradient", ()):
+                self._gradients.append((len(self.nodes), through))
+            numbers[key] = len(self.nodes)
+            self.nodes.append(Node(parents=tuple(edges), **fields))
         return numbers[value]
 
     def _expand(self, key: Hashable) -> tuple[dict[str, Any], list[tuple[Hashable, bool]]]:
