@@ -1,0 +1,1 @@
+"""What gradlineage costs. One file asks one question; ``python -m benchmarks`` asks them all. See README.md."""
