@@ -7,7 +7,7 @@ shadow plane is off, the search goes on in autograd's graph until it meets a cla
 from __future__ import annotations
 
 import bisect
-import functools
+import gc
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -20,8 +20,8 @@ from gradlineage.direct import called_directly
 from gradlineage.functions import regain
 from gradlineage.graph import BreakRecord, CallRecord, DecisionRecord, Graph, Node, ParameterRecord, ValueRecord, WriteRecord
 from gradlineage.inside import Inside, bypassed, flowing, hidden_values, look_inside, stray
-from gradlineage.naming import argument_names, short_path
-from gradlineage.notes import CallNote, callable_modules, line_of, looks, own_parameters
+from gradlineage.naming import argument_names, short_path, snake_case
+from gradlineage.notes import CallNote, callable_modules, line_of, looks, own_parameters, plain_shape, plain_text
 from gradlineage.private import disabled
 from gradlineage.record import Recorder
 from gradlineage.tape import CALL, GRADIENT, LEAVES, MEMORY, OP, Unknown
@@ -41,8 +41,14 @@ def freeze(recorder: Recorder, outputs: Sequence[tuple[str, torch.Tensor]] | Non
         outputs: what to name as the outputs, instead of what the root calls returned.
         notes: sentences for the reader.
     """
-    with disabled():
-        return _Freezer(recorder).graph(outputs, list(notes))
+    collecting = gc.isenabled()
+    gc.disable()  # nothing of the user's runs, and all that is made stays: collections would find nothing, a tenth of the time
+    try:
+        with disabled():
+            return _Freezer(recorder).graph(outputs, list(notes))
+    finally:
+        if collecting:
+            gc.enable()
 
 
 class _Freezer:
@@ -112,7 +118,7 @@ class _Freezer:
 
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
-        return ValueRecord(name, _shape(shape), _text(dtype), _text(device), self._number(value), used)
+        return ValueRecord(name, plain_shape(shape), plain_text(dtype), plain_text(device), self._number(value), used)
 
     def _uncalled_parameters(self) -> dict[str, tuple[int, int]]:
         """Per layer, the parameters of modules within it that were never called: it uses them itself, as attention does its projections."""
@@ -205,7 +211,7 @@ class _Freezer:
             fields = {"kind": "op", "name": name, "call": call, "where": self._where(code, at, call), "order": number, "grad": grad}
             fields |= self._wiped(number)
             if shape is not None:
-                fields |= {"shape": _shape(shape[0]), "dtype": _text(shape[1]), "device": _text(shape[2])}
+                fields |= {"shape": plain_shape(shape[0]), "dtype": plain_text(shape[1]), "device": plain_text(shape[2])}
             return fields, edges
         if kind == CALL:
             if self.layer[call]:
@@ -343,7 +349,7 @@ class _Freezer:
         name = name.rstrip("0123456789").removesuffix("Backward")
         fields = {
             "kind": "op",
-            "name": f"~{_snake(name)}",
+            "name": f"~{snake_case(name)}",
             "call": call,
             "order": self._order,
             "where": self._where(None, 0, call),
@@ -382,20 +388,3 @@ def _is_layer(call: CallNote) -> bool:
     if call.children:
         return False
     return call.parent >= 0 or bool(call.outputs) or not call.note.module._modules
-
-
-def _shape(shape: Any) -> tuple[int | str, ...]:
-    if type(shape) is torch.Size and all(type(s) is int for s in shape):
-        return tuple(shape)
-    return tuple(s if type(s) is int else str(s) for s in shape)
-
-
-@functools.cache
-def _text(kind: torch.dtype | torch.device) -> str:
-    return str(kind).removeprefix("torch.")
-
-
-def _snake(name: str) -> str:
-    """``NativeBatchNorm`` as ``native_batch_norm``."""
-    out = "".join("_" + c.lower() if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name))
-    return out.strip("_") or name

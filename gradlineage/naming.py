@@ -9,7 +9,7 @@ from typing import Any
 
 from gradlineage.notes import CallNote
 
-__all__ = ["argument_names", "short_path"]
+__all__ = ["argument_names", "short_path", "snake_case"]
 
 
 def short_path(file: str) -> str:
@@ -58,3 +58,9 @@ def argument_names(call: CallNote) -> list[str]:
             star = next((name for name, rest in positions if rest), "args")
             names.append(f"{star}[{place - len(plain)}]{suffix}")
     return names
+
+
+def snake_case(name: str) -> str:
+    """``NativeBatchNorm`` as ``native_batch_norm``."""
+    out = "".join("_" + c.lower() if c.isupper() and i and not name[i - 1].isupper() else c.lower() for i, c in enumerate(name))
+    return out.strip("_") or name

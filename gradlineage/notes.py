@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from collections.abc import Iterator
@@ -19,12 +20,15 @@ __all__ = [
     "ModuleNote",
     "ValueNote",
     "callable_modules",
+    "is_inside",
     "line_of",
     "looks",
     "named_modules",
     "own_parameters",
     "place",
     "place_of_call",
+    "plain_shape",
+    "plain_text",
 ]
 
 _inside: dict[Any, bool] = {}
@@ -156,7 +160,7 @@ def line_of(code: Any, at: int) -> int:
     return int(code.co_firstlineno)
 
 
-def _is_inside(code: Any) -> bool:
+def is_inside(code: Any) -> bool:
     """Whether code is torch's or this package's own."""
     found = _inside.get(code)
     if found is None:
@@ -176,7 +180,7 @@ def place(frame: Any) -> tuple[Any, int]:
             break
         code = frame.f_code
         found = _inside.get(code)
-        if not (_is_inside(code) if found is None else found):
+        if not (is_inside(code) if found is None else found):
             return (None, 0) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti)
         if code is CALL:
             break
@@ -192,7 +196,7 @@ def place_of_call(frame: Any, parent: CallNote | None = None) -> tuple[Any, int,
             break
         code = frame.f_code
         found = _inside.get(code)
-        if not (_is_inside(code) if found is None else found):
+        if not (is_inside(code) if found is None else found):
             return (None, 0, own) if code.co_filename.startswith("<frozen") else (code, frame.f_lasti, own)
         if code is CALL:
             if not own:
@@ -201,3 +205,14 @@ def place_of_call(frame: Any, parent: CallNote | None = None) -> tuple[Any, int,
                 return parent.code, parent.code_at, own
         frame = frame.f_back
     return None, 0, own
+
+
+def plain_shape(shape: Any) -> tuple[int | str, ...]:
+    if type(shape) is torch.Size and all(type(s) is int for s in shape):
+        return tuple(shape)
+    return tuple(s if type(s) is int else str(s) for s in shape)
+
+
+@functools.cache
+def plain_text(kind: torch.dtype | torch.device) -> str:
+    return str(kind).removeprefix("torch.")

@@ -185,8 +185,10 @@ class ShadowMode(TorchFunctionMode):
                 parents += [~tape.base_value(t) for t in written]
         if self.before_write is not None and (written or facts.hidden_write is not None):
             argument, default = facts.hidden_write or ("", False)
-            for t in operands if kwargs.get(argument, default) else written:
-                self.before_write(t)
+            hidden = kwargs.get(argument, default)
+            for t in operands if hidden else written:
+                if not hidden or argument == "max_norm" or not t.requires_grad:  # statistics, not weights
+                    self.before_write(t)
         read = kind_of_read(facts, args, kwargs) if facts.reads else ""
         before = sequence_number()
         result = func(*args, **kwargs)

@@ -16,7 +16,8 @@ from gradlineage.errors import TraceError
 from gradlineage.freeze import freeze
 from gradlineage.lineage import Lineage
 from gradlineage.naming import short_path
-from gradlineage.notes import line_of
+from gradlineage.notes import is_inside, line_of
+from gradlineage.private import CALL
 from gradlineage.record import Recorder
 
 __all__ = ["Recording", "model_of", "preserved_random_state", "recording", "trace", "trace_once"]
@@ -124,9 +125,16 @@ class Recording:
             return
         names = ", ".join(type(m).__name__ for m in self._recorder.registry.models.values())
         label = (call.path or call.type) + (f"[{call.nth}]" if call.nth else "")
-        spot = f" at {short_path(call.code.co_filename)}:{line_of(call.code, call.code_at)}" if call.code is not None else ""
+        line = _failing_line(error) or (
+            f"{short_path(call.code.co_filename)}:{line_of(call.code, call.code_at)}" if call.code is not None else ""
+        )
+        spot = f" at {line}" if line else ""
         self._notes.append(f"The pass broke off in call {label}{spot}: {type(error).__name__}.")
         error.add_note(f"while tracing {names}, in call {label}{spot}")
+        if _wants_values(error, self._recorder):
+            error.add_note(
+                f"the step{spot} needs the values of tensors, and here these have none (meta or fake tensors): trace with real inputs"
+            )
 
     def wanted_saved(self, error: Exception | None) -> bool:
         """Whether the pass asked for a saved tensor that was dropped, or could not run with saved tensors hooked."""
@@ -150,6 +158,30 @@ class Recording:
                     f"lineage() was given {type(outputs[0]).__name__}, in which there is no tensor; give the tensors to explain, or nothing"
                 )
         return Lineage(freeze(self._recorder, named, self._notes))
+
+
+def _failing_line(error: BaseException) -> str:
+    """The innermost line outside torch and this package that an exception came through, where that lies within the pass."""
+    found, inside = "", False
+    trail = error.__traceback__
+    while trail is not None:
+        code = trail.tb_frame.f_code
+        inside = inside or code is CALL
+        if inside and not is_inside(code) and not code.co_filename.startswith("<frozen"):
+            found = f"{short_path(code.co_filename)}:{trail.tb_lineno}"
+        trail = trail.tb_next
+    return found
+
+
+_VALUELESS = ("DataDependentOutputException", "DynamicOutputShapeException", "GuardOnDataDependentSymNode")
+
+
+def _wants_values(error: BaseException, recorder: Recorder) -> bool:
+    """Whether a step failed because its tensors have no values."""
+    if type(error).__name__ in _VALUELESS:
+        return True
+    meta = any(str(item[3]) == "meta" for call in recorder.calls for item in call.inputs)
+    return meta and isinstance(error, RuntimeError) and "meta" in str(error).lower()
 
 
 def recording(

@@ -886,3 +886,39 @@ def test_pass_without_gradient_has_no_breaks() -> None:
     with torch.no_grad():
         assert gradlineage.trace(net, data()).breaks == ()
     assert gradlineage.trace(net.requires_grad_(False), data()).breaks == ()
+
+
+class Picks(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        return y[y > 0]
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_step_that_needs_values_is_named_where_there_are_none(kind: str) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = nn.Sequential(nn.Linear(2, 2), Picks())
+    line = Picks.forward.__code__.co_firstlineno + 2
+    with pytest.raises(Exception) as caught, FakeTensorMode(allow_non_fake_inputs=True) if kind == "fake" else torch.device("meta"):
+        gradlineage.trace(model.to("meta") if kind == "meta" else model, torch.ones(1, 2))
+    notes = caught.value.__notes__
+    assert notes[0] == f"while tracing Sequential, in call 1 at tests/test_trace.py:{line}"
+    assert f"test_trace.py:{line} needs the values of tensors" in notes[1] and notes[1].endswith("trace with real inputs")
+
+
+def test_failure_in_the_root_names_its_line_and_one_in_a_layer_of_torch_that_of_its_call() -> None:
+    class Root(nn.Module):
+        def __init__(self, wrong: int) -> None:
+            super().__init__()
+            self.fc, self.wrong = nn.Linear(wrong, 2), wrong
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.fc(x)
+            return h.view(7)
+
+    line = Root.forward.__code__.co_firstlineno
+    for wrong, at, label in ((2, line + 2, "Root"), (3, line + 1, "fc")):
+        with pytest.raises(RuntimeError) as caught:
+            gradlineage.trace(Root(wrong), torch.ones(1, 2))
+        assert caught.value.__notes__ == [f"while tracing Root, in call {label} at tests/test_trace.py:{at}"]
