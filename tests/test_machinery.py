@@ -488,7 +488,7 @@ class Calls(nn.Module):
         self.a, self.b, self.block = nn.Linear(4, 4), nn.Linear(4, 4), block
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.block(self.a(x), shift=self.b(x))  # type: ignore[no-any-return]
+        return self.block(self.a(x), shift=self.b(x))
 
 
 def instance_forward() -> nn.Module:
