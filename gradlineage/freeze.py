@@ -62,6 +62,7 @@ class _Freezer:
         self._ranges: tuple[list[int], list[tuple[int, int]]] | None = None
         self._starts = [c.sequence for c in recorder.calls]
         self._files: dict[str, str] = {}
+        self._named: dict[int, list[str]] = {}
         self._order = 0
         self.insides: dict[int, Inside] = {}
         self._gradients: list[tuple[int, Sequence[int]]] = []  # (node, values that gradient goes on to)
@@ -77,7 +78,7 @@ class _Freezer:
             extra = uncalled.get(call.path, (0, 0)) if self.layer[call.index] else (0, 0)
             held = own_parameters(call.note.module)
             count, learned = held[0] + extra[0], held[1] + extra[1]
-            named = argument_names(call)
+            named = self._names_of(call)
             inside = insides.get(call.index)
             inputs = tuple(
                 self._value(name, item, inside is None or item[4] in inside.taken or (None if not inside.complete else False))
@@ -119,6 +120,13 @@ class _Freezer:
     def _value(self, name: str, item: tuple[Any, ...], used: bool | None = True) -> ValueRecord:
         _, shape, dtype, device, value = item
         return ValueRecord(name, plain_shape(shape), plain_text(dtype), plain_text(device), self._number(value), used)
+
+    def _names_of(self, call: CallNote) -> list[str]:
+        """What a call's arguments are called, worked out once."""
+        found = self._named.get(call.index)
+        if found is None:
+            found = self._named[call.index] = argument_names(call)
+        return found
 
     def _uncalled_parameters(self) -> dict[str, tuple[int, int]]:
         """Per layer, the parameters of modules within it that were never called: it uses them itself, as attention does its projections."""
@@ -222,7 +230,7 @@ class _Freezer:
             return {"kind": "op", "call": -1, "order": number, "grad": True}, [(self._edge(seventh, eighth, shape, None, number), True)]
         if name == "input":
             note = self.recorder.calls[call]
-            return {"kind": "input", "name": argument_names(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
+            return {"kind": "input", "name": self._names_of(note)[seventh], "call": call, "port": seventh, "grad": grad}, []
         if name in ("constant", "empty") and call >= 0 and self.layer[call]:
             return {"kind": "call", "call": call, "grad": grad}, []  # made or wiped in a layer, and out by a side door
         where = self._where(code, at, call) if code is not None else ""

@@ -15,8 +15,11 @@ __all__ = ["argument_names", "short_path", "snake_case"]
 def short_path(file: str) -> str:
     """A file's name below the folder it is imported from: ``torchvision/models/resnet.py``."""
     best = ""
-    for folder in (*sys.path, os.getcwd()):
-        folder = os.path.abspath(folder or ".") + os.sep
+    for folder in (*sys.path, ""):
+        try:
+            folder = os.path.abspath(folder or ".") + os.sep
+        except OSError:  # the working directory is gone
+            continue
         if file.startswith(folder) and len(folder) > len(best):
             best = folder
     return file[len(best) :].replace(os.sep, "/")

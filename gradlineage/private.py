@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import overrides
 from torch.nn.modules import module as _module
 
 __all__ = [
     "CALL", "HigherOrderOperator", "backward_task", "dense_kernel", "disabled", "dispatch_mode", "enabled", "forward_class", "functorch",
-    "global_hook_first", "level", "sequence_number", "unsafe_view",
+    "global_hook_first", "leave_mode", "level", "sequence_number", "unsafe_view",
 ]  # fmt: skip
 
 disabled = torch._C.DisableTorchFunction
@@ -57,6 +58,15 @@ def dispatch_mode() -> Any:
 def global_hook_first(key: int) -> None:
     """Let a hook on all modules run before all others."""
     _module._global_forward_hooks.move_to_end(key, last=False)  # type: ignore[attr-defined]
+
+
+def leave_mode(mode: Any) -> None:
+    """Take a function mode off this thread's stack, wherever in it it is; leaving it as a context takes off the one on top."""
+    above = []
+    while mode in overrides._get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        above.append(overrides._pop_mode())  # type: ignore[no-untyped-call]
+    for other in reversed(above[:-1]):
+        overrides._push_mode(other)  # type: ignore[no-untyped-call]
 
 
 def forward_class(node: Any) -> Any:

@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_hooks
 from gradlineage.containers import alias_of, rebuild, replaceable, tensors_in
 from gradlineage.identify import Identifier
 from gradlineage.notes import CallNote, ModuleNote, line_of, looks, place_of_call
-from gradlineage.private import backward_task, disabled, global_hook_first, level, sequence_number
+from gradlineage.private import backward_task, disabled, global_hook_first, leave_mode, level, sequence_number
 from gradlineage.registry import Keeper
 from gradlineage.shadow import ShadowMode
 from gradlineage.tape import CALL, LEAVES, MEMORY
@@ -57,6 +57,8 @@ class Recorder(Identifier):
         restore: whether what the pass writes to parameters and buffers is put back.
     """
 
+    _on = False
+
     def __init__(self, models: Mapping[str, nn.Module], *, shadow: bool, alias: bool, restore: bool) -> None:
         super().__init__(models, shadow)
         self.alias = alias
@@ -79,7 +81,7 @@ class Recorder(Identifier):
         self._thread = threading.get_ident()
         self.first_sequence = sequence_number()
         _open.append(self)
-        self._pre.on = True
+        self._pre.on = self._on = True
         for prefix, model in self.registry.models.items():
             self._attach(model, prefix, True)
         self._handles.append(module_hooks.register_module_forward_pre_hook(self._entering))
@@ -90,17 +92,19 @@ class Recorder(Identifier):
             if not self.shadow:
                 self.keeper.keep_all()  # nothing will tell of writes
         if self.shadow:
-            self._mode = ShadowMode(self.tape, self._stack(), self.keeper.before_write if self.keeper is not None else None)
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            mode = ShadowMode(self.tape, self._stack(), self.keeper.before_write if self.keeper is not None else None)
+            mode.__enter__()  # type: ignore[no-untyped-call]
+            self._mode = mode
 
     def stop(self) -> None:
         """Leave the mode, remove every hook, close calls that never came back."""
         if self._mode is not None:
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode.on = False
+            leave_mode(self._mode)
             self._mode = None
         if self in _open:
             _open.remove(self)
-        self._pre.on = False
+        self._pre.on = self._on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -140,6 +144,8 @@ class Recorder(Identifier):
 
     def _entering(self, module: nn.Module, args: Any) -> None:
         """Global pre-hook. One on every module would cost more to put there and to take away than all that is noted of its call."""
+        if not self._on:  # torch lists its hooks as a call begins, and one may be over before they run
+            return
         registry = self.registry
         note = registry.notes.get(id(module))
         if (note is not None and note.hooked) or backward_task() != -1 or id(module) in registry.ignored:
@@ -153,7 +159,7 @@ class Recorder(Identifier):
 
     def _leaving(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Global hook, before all others."""
-        if backward_task() != -1:
+        if not self._on or backward_task() != -1:
             return None
         with disabled():
             return self._after(module, output)

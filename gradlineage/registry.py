@@ -172,10 +172,12 @@ class Keeper:
         for tensor, memory, copy in self.saved.values():
             with torch.no_grad():
                 memory.copy_(copy)
-                if storage_of(tensor) != storage_of(memory):
+                now, was = ((storage_of(t), t.shape, t.stride(), t.storage_offset()) for t in (tensor, memory))
+                if now != was:
                     tensor.data = memory
         self.saved.clear()
         for members, before in self._places:
-            for key, tensor in before.items():
-                if members.get(key) is not tensor and key in members:
-                    members[key] = tensor
+            if any(members.get(key, members) is not tensor for key, tensor in before.items()):
+                after = {**before, **{key: tensor for key, tensor in members.items() if key not in before}}
+                members.clear()  # in the order in which they were
+                members.update(after)

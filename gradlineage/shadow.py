@@ -40,6 +40,7 @@ class ShadowMode(TorchFunctionMode):
     def __init__(self, tape: Tape, stack: list[Any], before_write: Callable[[Tensor], None] | None) -> None:
         super().__init__()
         self.tape, self.stack, self.before_write = tape, stack, before_write
+        self.on = True  # closed from another thread it stays on that thread's stack
 
     def __torch_function__(self, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,7 +60,7 @@ class ShadowMode(TorchFunctionMode):
             facts = facts_of(func)
             if facts.silent:
                 return func(*args, **kwargs)
-        if backward_task() != -1:
+        if backward_task() != -1 or not self.on:
             return func(*args, **kwargs)
         if facts.plain and level() is None and "out" not in kwargs and _ORDINARY.issuperset(classes):
             return self._plain(func, facts, args, kwargs)
@@ -183,7 +184,9 @@ class ShadowMode(TorchFunctionMode):
             whole = all(map(tape.covers, written))
             if not whole:
                 parents += [~tape.base_value(t) for t in written]
-        if self.before_write is not None and (written or facts.hidden_write is not None):
+        if self.before_write is not None and facts.reshapes and isinstance(first, Tensor):
+            self.before_write(first)
+        elif self.before_write is not None and (written or facts.hidden_write is not None):
             argument, default = facts.hidden_write or ("", False)
             hidden = kwargs.get(argument, default)
             for t in operands if hidden else written:

@@ -38,6 +38,9 @@ _NO_WRITE = frozenset(
     pin_memory_ align_as_ refine_names_ coalesce_ _coalesced_ conj_physical_ __contains__""".split()
 ) - {"conj_physical_"}
 
+#: Those of them that give a tensor another shape.
+_RESHAPES = frozenset("squeeze_ unsqueeze_ t_ transpose_ swapaxes_ swapdims_ as_strided_".split())
+
 #: Writes that leave nothing of what was there.
 _OVERWRITES = frozenset(
     """zero_ fill_ copy_ normal_ uniform_ random_ exponential_ bernoulli_ cauchy_ geometric_ log_normal_ trunc_normal_ constant_ ones_ zeros_
@@ -122,6 +125,7 @@ class Facts:
         "plain",
         "reads",
         "repoints",
+        "reshapes",
         "shape_only",
         "silent",
         "writes",
@@ -149,6 +153,7 @@ class Facts:
             )
         elif _in_place(bare, self.name):
             self.writes = (0,)
+        self.reshapes = bare in _RESHAPES
         self.partial = self.name in _PARTIAL or bare in ("real=", "imag=")
         self.overwrites = bool(self.writes) and bare in _OVERWRITES
         # what it makes is made of its operands, and that is all there is to say

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -61,6 +62,10 @@ class _Switches:
             self.count += 1
             if self.count > 1:
                 return
+            before = sys.getrecursionlimit()
+            raised = before + before // 2  # a module that is watched takes four of Python's frames instead of three
+            sys.setrecursionlimit(raised)
+            self.undo.append(lambda: sys.setrecursionlimit(before) if sys.getrecursionlimit() == raised else None)
             mha = torch.backends.mha
             if mha.get_fastpath_enabled():  # the fused path of TransformerEncoder calls no modules
                 mha.set_fastpath_enabled(False)
@@ -114,9 +119,11 @@ class Recording:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trail: TracebackType | None) -> None:
         self._state = "closed"
-        if error is not None:
-            self._annotate(error)
-        self._stack.close()
+        try:
+            if error is not None:
+                self._annotate(error)
+        finally:
+            self._stack.close()
 
     def _annotate(self, error: BaseException) -> None:
         """Say where in the model the user's own exception came from."""
@@ -130,11 +137,14 @@ class Recording:
         )
         spot = f" at {line}" if line else ""
         self._notes.append(f"The pass broke off in call {label}{spot}: {type(error).__name__}.")
-        error.add_note(f"while tracing {names}, in call {label}{spot}")
+        told = [f"while tracing {names}, in call {label}{spot}"]
         if _wants_values(error, self._recorder):
-            error.add_note(
+            told.append(
                 f"the step{spot} needs the values of tensors, and here these have none (meta or fake tensors): trace with real inputs"
             )
+        with contextlib.suppress(TypeError, AttributeError):  # an exception that takes no notes
+            for note in told:
+                error.add_note(note)
 
     def wanted_saved(self, error: Exception | None) -> bool:
         """Whether the pass asked for a saved tensor that was dropped, or could not run with saved tensors hooked."""

@@ -363,7 +363,9 @@ def test_pass_without_gradient_is_not_called_cut() -> None:
     assert report.reached == ()
 
 
-@pytest.mark.parametrize("view", [lambda h: h[:], lambda h: h.view(2, 4), lambda h: h[:, :4], lambda h: h.unsqueeze(0), lambda h: torch.cat(h.chunk(2))])
+@pytest.mark.parametrize(
+    "view", [lambda h: h[:], lambda h: h.view(2, 4), lambda h: h[:, :4], lambda h: h.unsqueeze(0), lambda h: torch.cat(h.chunk(2))]
+)
 def test_view_made_without_gradient_stops_it(view: Callable[[Tensor], Tensor]) -> None:
     agree(Net(lambda n, x: n.b(quiet(lambda: view(h)) if (h := n.a(x)) is not None else h), a=lin(), b=lin()), data())
 

@@ -36,6 +36,18 @@ def test_hooks_can_look_at_tensors_unseen_by_modes() -> None:
     assert mode.names == ["add"]
 
 
+def test_a_mode_leaves_from_under_others() -> None:
+    below, above = Seen(), Seen()
+    with below:
+        above.__enter__()  # type: ignore[no-untyped-call]
+        private.leave_mode(below)
+        torch.ones(2).add(1)
+        assert (len(below.names), len(above.names)) == (0, 2)
+        private.leave_mode(above)
+        private.leave_mode(above)
+        below.__enter__()  # type: ignore[no-untyped-call]
+
+
 def test_a_function_can_be_shown_to_subclasses_again() -> None:
     class Sub(Tensor):
         calls = 0
