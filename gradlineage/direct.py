@@ -36,7 +36,11 @@ def called_directly(recorder: Recorder) -> dict[str, Place]:
         above = recorder.calls[call].path if call >= 0 else ""
         named = _called_at(code, at)
         if owner:
-            hit = owner not in called and owner in modules and (code is _code_of(modules[owner]) or named is not None)
+            own = modules.get(owner)
+            runs = (
+                own is not None and code is _code_of(own) and (above not in modules or code is not _code_of(modules[above]))
+            )  # or it is tied
+            hit = owner not in called and own is not None and (runs or named is not None)
             path = owner
         elif named:
             path = f"{above}{named}".lstrip(".")

@@ -16,6 +16,7 @@ __all__ = ["CODES", "SEVERITIES", "Finding", "lint"]
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+_BRANCHES = frozenset(("bool", "equal", "index", "shape"))
 _MOST = 4  # names that a message lists
 _DDP = "; DistributedDataParallel complains about such parameters"
 
@@ -85,13 +86,18 @@ def _dead_calls(look: Look) -> Iterator[Finding]:
             above = look.graph.calls[above].parent
     if not look.graph.outputs:
         return
+    borrowing = look.walk.bare(v.node for v in look.graph.outputs)
+    missing = {p.name for p in look.gradient.missing}
     for index, record in enumerate(look.graph.calls):
+        if borrowing.intersection(record.uses):
+            continue  # differentiated by autograd.grad: what came of it hangs on its parameters
         if index in alive or record.failed or (record.parent >= 0 and record.parent not in alive):
             continue  # the outermost is told of
+        untrained = any(name.startswith(f"{record.path}.") for name in missing)
         call = Call(look.whole, index)
         yield Finding(
             "dead-call", "warning", call.label, record.where, f"what {call.label} ({record.type}) computed reaches no output",
-            f"use its result or remove the call, unless it is called for what it leaves behind{_DDP if record.trainable else ''}",
+            f"use its result or remove the call, unless it is called for what it leaves behind{_DDP if untrained else ''}",
         )  # fmt: skip
 
 
@@ -99,7 +105,7 @@ def _parameters(look: Look) -> Iterator[Finding]:
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for parameter in look.gradient:
         owner = parameter.name.rpartition(".")[0]
-        if parameter.state == "dead" and owner in look.dead:
+        if parameter.state == "dead" and owner in look.dead and owner not in look.deciders:
             continue  # told of with its call
         if parameter.state in ("unused", "dead", "cut"):
             groups[parameter.state, _stops(parameter.breaks) if parameter.state == "cut" else owner].append(parameter.name)
@@ -116,6 +122,13 @@ def _parameters(look: Look) -> Iterator[Finding]:
             yield Finding(
                 "parameter-unused", "warning", detail, "", f"{listed} {_are(names)} used by no call, though {detail or 'the model'} ran",
                 f"use it, or remove it{_DDP}",
+            )  # fmt: skip
+        elif detail in look.deciders:
+            kinds = look.deciders[detail]
+            yield Finding(
+                "parameter-dead", "info" if kinds <= _BRANCHES else "warning", detail, "",
+                f"what was computed from {listed} is only read by Python ({', '.join(sorted(kinds))}), so {_they(names)} no gradient",
+                f"nothing to do if it only decides; else keep it a tensor: item, float, tolist and numpy drop the gradient{_DDP}",
             )  # fmt: skip
         else:
             yield Finding(
@@ -139,10 +152,15 @@ def _frozen(look: Look) -> Iterator[Finding]:
 
 
 def _no_gradient(look: Look) -> Iterator[Finding]:
-    cut = [p for p in look.gradient if p.state == "cut"]
-    if cut and not look.gradient.reached:
-        told = f"no parameter gets a gradient: {cut[0].why}"
-        where = cut[0].breaks[0].where if cut[0].breaks else ""
+    stopped = [p for p in look.gradient.missing if p.state in ("cut", "dead")]
+    stopped.sort(key=lambda p: p.state)
+    if stopped and not look.gradient.reached:
+        told = (
+            f"no parameter gets a gradient: {stopped[0].name} is {stopped[0].why}"
+            if stopped[0].state == "dead"
+            else f"no parameter gets a gradient: {stopped[0].why}"
+        )
+        where = stopped[0].breaks[0].where if stopped[0].breaks else ""
         yield Finding(
             "no-gradient", "error", "output", where, told, "let at least one way from the parameters to the outputs keep its gradient"
         )
@@ -184,7 +202,13 @@ def _unregistered(look: Look) -> Iterator[Finding]:
         inside = [c for c in look.graph.calls if c.path == record.path or c.path.startswith(f"{record.path}.")]
         own = {look.graph.nodes[n].name for c in inside for n in c.uses if look.graph.nodes[n].name.startswith(record.path)}
         elements = sum({c.path: c.parameters for c in inside}.values())
-        if own or elements:
+        if (own or elements) and not any(c.trainable for c in inside):
+            yield Finding(
+                "not-registered", "info", record.path, record.where,
+                f"{record.path} was called and is not registered; nothing in it takes gradient",
+                "nothing to do if it is kept out of the model on purpose",
+            )  # fmt: skip
+        elif own or elements:
             lost = f"{len(own)} tensor{_plural(own)} of its parameters are" if own else f"its parameters ({elements:,} in all) are"
             yield Finding(
                 "not-registered", "error", record.path, record.where,
@@ -359,6 +383,10 @@ def _s(things: Collection[object]) -> str:
 
 def _was(things: Sequence[object]) -> str:
     return "was" if len(things) == 1 else "were"
+
+
+def _they(things: Sequence[object]) -> str:
+    return "it gets" if len(things) == 1 else "they get"
 
 
 def _are(things: Sequence[object]) -> str:

@@ -25,11 +25,13 @@ def regain(tape: Tape, resolve: Callable[[Any, int], object]) -> None:
         tape: the tape of a recording; `Tape.regained` says which values need it.
         resolve: the value that stands for an edge of autograd's graph.
     """
+    made: dict[Any, int] = {}  # what a Function returned, by its node: another Function may have taken it
     while tape.regained:
+        made |= {node: value for value, node in tape.regained.items()}
         value, node = tape.regained.popitem()
         sequence = node._sequence_nr()  # taken before the Function's forward ran
         giving = [edge for edge, dead in zip(node.next_functions, _dead(node), strict=True) if edge[0] is not None and not dead]
-        fed = {resolve(*edge) for edge in giving}
+        fed: set[object] = {made[edge[0]] if edge[0] in made and edge[0] is not node else resolve(*edge) for edge in giving}
         _follow(tape, value, sequence, fed, node.name() == "CheckpointFunctionBackward")
 
 
@@ -49,7 +51,8 @@ def _follow(tape: Tape, value: int, sequence: int, fed: set[object], recomputed:
         for edge in entry[3]:
             parent = edge if edge >= 0 else ~edge
             kind, *_, before, after, _ = entries[parent]
-            within = not entries[parent][4] and ((kind == OP and before > sequence) or (kind == CALL and after > sequence))
+            blank = not entries[parent][4] or tape.cuts.get(parent) is False  # without gradient, or a view that only looks as if it had
+            within = blank and ((kind == OP and before > sequence) or (kind == CALL and after > sequence))
             if within:
                 inside.append(parent)
             edges.append(parent if within or parent in fed or (recomputed and edge >= 0) else ~parent)

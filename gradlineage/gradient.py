@@ -115,7 +115,7 @@ def gradient_report(lineage: Lineage, output: int | str | None = None) -> Gradie
     called = {call.path for call in graph.calls}
     borrowed = {name for name, _ in graph.bypassed}
     modules = {path for path, _ in graph.modules}
-    flowing = any(node.grad for node in graph.nodes if node.kind != "parameter")
+    flowing = any(node.grad for node in graph.nodes if node.kind != "parameter") or bool(lineage._stops)
     stops = [(stop, walk.gradient(record.before)) for record, stop in lineage._stops if used.intersection(record.after)] if flowing else []
     found = []
     for parameter in graph.registered:
@@ -173,6 +173,12 @@ class Walk:
                 node = nodes[index]
                 stack += [p for p in (*node.parents, *node.gradient) if p >= 0 and nodes[p].grad]
         return seen
+
+    def bare(self, starts: Iterable[int]) -> set[int]:
+        """The parameters that something there was computed from otherwise than by a layer that used its own."""
+        nodes = self.graph.nodes
+        seen = self.data(starts)[0]
+        return {p for i in seen for e in nodes[i].parents if nodes[p := e if e >= 0 else ~e].kind == "parameter"}
 
     def data(self, starts: Iterable[int]) -> tuple[set[int], set[int]]:
         """All nodes that something there was computed from, and the layer calls on the way."""

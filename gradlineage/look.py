@@ -43,6 +43,15 @@ class Look:
         return {c.path for c in self.graph.calls if c.layer} - alive
 
     @cached_property
+    def deciders(self) -> dict[str, set[str]]:
+        """Paths of layers whose results reach no output and are read by Python, with the kinds of reading."""
+        found: dict[str, set[str]] = {}
+        for decision in self.graph.decisions:
+            for call in self.walk.data(decision.nodes)[1]:
+                found.setdefault(self.graph.calls[call].path, set()).add(decision.kind)
+        return {path: kinds for path, kinds in found.items() if path in self.dead}
+
+    @cached_property
     def gradient(self) -> GradientReport:
         return self.whole.gradient()
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["lineage_snapshot", "pytest_addoption"]
 
 FOLDER = "wiring"
+_WRITTEN = pytest.StashKey[dict[Path, str]]()
+
+
+def _plain(name: str) -> str:
+    """A name for a file; where characters had to be replaced, with what tells it from others that would read alike."""
+    plain = re.sub(r"[^\w.-]+", "_", name)
+    return plain if plain == name else f"{plain.strip('_')}-{hashlib.sha1(name.encode()).hexdigest()[:6]}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,23 +39,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def lineage_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """``lineage_snapshot(lineage, name=None)`` compares wiring with ``wiring/<test>.txt`` beside the test file.
+    """``lineage_snapshot(lineage, name=None)`` compares wiring with ``wiring/<test file>/<test>.txt`` beside the test file.
+
+    Under a ``name`` several tests share ``wiring/<name>.txt``.
 
     The file has a line for each layer call, join and output, without shapes: who feeds it, through which operations, where gradient stops.
 
     Raises:
-        WiringError: it differs, or there is no such file yet; with the lines that changed.
+        WiringError: it differs, or there is no such file yet; with the lines that changed. Under ``--lineage-update``: two that differ
+            would be written to one file.
+        LineageError: it is no lineage.
     """
 
     def check(lineage: Lineage, name: str | None = None) -> None:
-        from gradlineage.errors import WiringError
+        from gradlineage.errors import LineageError, WiringError, a_kind
+        from gradlineage.lineage import Lineage
         from gradlineage.views.wiring import to_wiring
 
-        stem = re.sub(r"[^\w.-]+", "_", name or request.node.name)
-        file = Path(request.path).parent / FOLDER / f"{stem}.txt"
+        if not isinstance(lineage, Lineage):
+            raise LineageError(f"lineage_snapshot() takes a lineage, as trace(...) gives it; found {a_kind(lineage)}")
+        path = Path(request.path)
+        test = ".".join((*(c.__name__ for c in (request.cls,) if c is not None), request.node.name))
+        file = path.parent / FOLDER / (f"{_plain(name)}.txt" if name else Path(path.stem, f"{_plain(test)}.txt"))
         found = to_wiring(lineage)
         if request.config.getoption("--lineage-update"):
-            file.parent.mkdir(exist_ok=True)
+            written = request.config.stash.setdefault(_WRITTEN, {})
+            if written.setdefault(file, found) != found:
+                raise WiringError(f"{file} was written in this run with other wiring; give each its own: lineage_snapshot(lineage, name)")
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(found, encoding="utf-8")
             return
         if not file.is_file():

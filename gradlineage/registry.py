@@ -65,6 +65,8 @@ class Registry:
             for key, tensor in members.items():
                 if tensor is not None and id(tensor) not in names and not (self.tape.memory and self._computed(tensor)):
                     names[id(tensor)] = (members, key, path, kind)
+                    if is_lazy(tensor):
+                        self.tape.lazy.add(id(tensor))
         attributes = module.__dict__
         own = attributes.keys() - _OWN_KEYS
         if own and any(type(attributes[key]) not in _NO_TENSORS_EXACT for key in own):

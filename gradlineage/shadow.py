@@ -114,7 +114,13 @@ class ShadowMode(TorchFunctionMode):
         before = sequence_number()
         result = func(*args, **kwargs)
         after = sequence_number()
-        if type(result) is not Tensor or not parents or any(result is t for t in operands) or not torch.is_grad_enabled():
+        if (
+            type(result) is not Tensor
+            or not parents
+            or facts.name in _LEAF_MAKERS
+            or any(result is t for t in operands)
+            or not torch.is_grad_enabled()
+        ):
             return self._made(facts, result, operands, [], parents, before, after, first, version)
         grad = result.requires_grad
         number = tape.next()
@@ -223,9 +229,13 @@ class ShadowMode(TorchFunctionMode):
                 tape.know(result, self._entry(facts, (~shared,), False, before, after, None))  # numpy there and back
             elif not any(result is t for t in operands):  # contiguous() and the like may hand an operand through
                 grad = takes_gradient(result)
-                if grad and not torch.is_grad_enabled():  # a view, of which autograd keeps no way back
+                fresh = grad and facts.name in _LEAF_MAKERS and any(p >= 0 for p in parents)
+                if grad and (fresh or not torch.is_grad_enabled()):  # a leaf, or a view of which autograd keeps no way back
                     parents = [p if p < 0 else ~p for p in parents]
-                tape.know(result, self._entry(facts, tuple(parents), grad, before, after, result))
+                number = self._entry(facts, tuple(parents), grad, before, after, result)
+                if fresh:
+                    tape.cuts[number] = True
+                tape.know(result, number)
         elif isinstance(result, list | tuple | dict):
             made: list[Tensor] = []
             gather(result, made)
@@ -304,8 +314,8 @@ class ShadowMode(TorchFunctionMode):
         tape = self.tape
         slots = _slot_count(facts, written, parents)
         for i, tensor in enumerate(written):
-            if not self.stack and tape.is_registered(tensor):
-                continue  # an optimizer between calls: a parameter stays itself
+            if (not self.stack and tape.is_registered(tensor)) or id(tensor) in tape.lazy:
+                continue  # an optimizer between calls, or the first values of a lazy layer: a parameter stays itself
             brought = parents[i::slots] if slots else parents
             full = whole and (facts.repoints or tape.covers(tensor))
             if not brought and not full and (facts.partial or facts.overwrites):
@@ -345,6 +355,7 @@ def _version_of(tensor: Tensor, args: Any, kwargs: Any) -> int:
 _CONTROL_FLOW = frozenset(("cond", "while_loop", "scan", "map_impl", "associative_scan"))
 _EMPTY = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"))
 _SHARING = frozenset(("as_tensor", "asarray"))  # these take numpy's memory as it is
+_LEAF_MAKERS = frozenset(("tensor", "new_tensor", "as_tensor", "asarray"))
 _LIKE = frozenset(("input", "self", "other", "tensor"))  # keyword names under which the arguments of the shape-only table come
 _SLOTWISE = frozenset(("broadcast_tensors", "meshgrid", "atleast_1d", "atleast_2d", "atleast_3d"))
 

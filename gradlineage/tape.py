@@ -60,6 +60,8 @@ class Tape:
         self.stores: dict[int, tuple[Any, ...]] = {}  # storage -> what was written, see `store`
         self.harmless: dict[int, tuple[Any, int]] = {}  # storage -> (weak reference, version up to which nothing was written unseen)
         self.written: dict[int, int] = {}  # the value after an in-place write -> the one before
+        self.lazy: set[int] = set()  # ids of parameters and buffers that have no shape yet
+        self.shared: set[int] = set()  # values of tensors over memory that was there before them
         self.wiped: dict[int, int] = {}  # a write that left nothing of a tensor with gradient -> the value it wiped, which gets zeros
         self.overwrites: dict[int, int] = {}  # every write -> what the whole memory held before
         self.reads: list[Any] = []  # where Python read a value
@@ -105,7 +107,10 @@ class Tape:
         if found is None or found[0]() is None:
             whole = tensor.numel() * tensor.element_size() == storage.nbytes()
             self.memory[address] = (_ref(storage), value, None if whole else {extent(tensor)[:2]})
-        elif fresh or found[2] is not None:
+            return
+        if not fresh:
+            self.shared.add(value)
+        if fresh or found[2] is not None:
             pieces = found[2]
             if pieces is not None:
                 pieces = None if covers_storage(tensor) else pieces | {extent(tensor)[:2]}
@@ -263,7 +268,8 @@ class Tape:
         value = self.value(tensor)
         if not (tensor.requires_grad or (level() is not None and takes_gradient(tensor))):
             return ~value
-        if not self.entries[value][4] and value not in self.regained and (node := node_of(tensor)) is not None:
+        blank = not self.entries[value][4] or (self.cuts and self.cuts.get(value) is False)
+        if blank and value not in self.regained and (node := node_of(tensor)) is not None:
             self.regained[value] = node  # what a custom Function returned was computed without gradient
         return value
 

@@ -55,7 +55,7 @@ def _content_of(recorder: Recorder) -> Callable[[int], int]:
                 below = value
             elif kind == MEMORY:
                 below = last if last >= 0 else parents[-1]
-            elif kind == CALL or (kind == OP and name in REARRANGING):
+            elif kind == CALL or (kind == OP and name in REARRANGING and value in recorder.tape.shared):
                 below = parents[0]
             else:
                 below = value

@@ -389,7 +389,7 @@ def run_pytest(folder: Path, *arguments: str) -> tuple[dict[str, list[str]], str
 
 
 def files(folder: Path) -> dict[str, str]:
-    return {f.name: f.read_text(encoding="utf-8") for f in sorted((folder / "wiring").glob("*"))}
+    return {str(f.relative_to(folder / "wiring")): f.read_text(encoding="utf-8") for f in sorted((folder / "wiring").rglob("*.txt"))}
 
 
 def test_snapshot_fails_at_first_is_written_on_demand_then_passes_and_tells_what_moved(tmp_path: Path) -> None:
@@ -398,17 +398,19 @@ def test_snapshot_fails_at_first_is_written_on_demand_then_passes_and_tells_what
     error = "gradlineage.errors.WiringError: "
 
     failed, out = run_pytest(tmp_path, "-k", "first or names")
-    file = tmp_path / "wiring" / "test_first.txt"
+    file = tmp_path / "wiring" / "test_net" / "test_first.txt"
     advice = f"there is no wiring to compare with at {file}; run pytest --lineage-update once, and look at what it writes"
     assert failed["test_first"] == [f"{error}{advice}"]
     assert "2 failed" in out and files(tmp_path) == {}
 
     failed, out = run_pytest(tmp_path, "-k", "first or names", "--lineage-update")
     assert not failed and "2 passed" in out
-    assert files(tmp_path) == dict.fromkeys(["my_net.txt", "test_first.txt", "test_names_a_b_c_.txt"], WIRING)
+    assert files(tmp_path) == dict.fromkeys(
+        ["my_net-afc156.txt", "test_net/test_first.txt", "test_net/test_names_a_b_c-44899d.txt"], WIRING
+    )
 
     failed, out = run_pytest(tmp_path)
-    start = f"{error}the wiring differs from {tmp_path / 'wiring' / 'my_net.txt'}:"
+    start = f"{error}the wiring differs from {tmp_path / 'wiring' / 'my_net-afc156.txt'}:"
     end = "if that is meant, run pytest --lineage-update"
     assert failed == {
         "test_moved": [start, "-conv2 (Conv2d) <- input:x", "+conv2 (Conv2d) <- conv1", end],
@@ -416,3 +418,24 @@ def test_snapshot_fails_at_first_is_written_on_demand_then_passes_and_tells_what
     }
     assert "2 failed, 3 passed" in out
     assert set(files(tmp_path).values()) == {WIRING}
+
+
+def test_snapshots_of_tests_that_are_called_alike_lie_apart_and_two_in_one_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    head, tail = TESTS.split("def test_first")[0], "\n    lineage_snapshot(traced(%s()))\n"
+    (tmp_path / "test_one.py").write_text(
+        f"{head}def test_wiring(lineage_snapshot):{tail % 'Net'}\nclass TestNet:\n    def test_wiring(self, lineage_snapshot):\n        lineage_snapshot(traced(Moved()))\n"
+    )
+    (tmp_path / "test_two.py").write_text(f"{head}def test_wiring(lineage_snapshot):{tail % 'Detached'}")
+    assert not run_pytest(tmp_path, "--lineage-update")[0]
+    assert not run_pytest(tmp_path)[0]
+    assert list(files(tmp_path)) == ["test_one/TestNet.test_wiring.txt", "test_one/test_wiring.txt", "test_two/test_wiring.txt"]
+
+    (tmp_path / "test_two.py").write_text(
+        f"{head}def test_twice(lineage_snapshot):{tail % 'Net'}{tail % 'Moved'}\ndef test_none(lineage_snapshot):\n    lineage_snapshot(None)\n"
+    )
+    failed, _ = run_pytest(tmp_path, "--lineage-update")
+    assert "was written in this run with other wiring; give each its own" in failed["test_twice"][0]
+    assert failed["test_none"] == [
+        "gradlineage.errors.LineageError: lineage_snapshot() takes a lineage, as trace(...) gives it; found a NoneType"
+    ]

@@ -363,6 +363,85 @@ def test_pass_without_gradient_is_not_called_cut() -> None:
     assert report.reached == ()
 
 
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+class Same(Reverse):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = ctx.saved_tensors
+        return grad @ w, grad.t() @ x
+
+
+class Sign(Reverse):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+
+def through(function: Any, *args: Any) -> Tensor:
+    return function.apply(*args)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda n, x: n.b(through(Reverse, n.a(x))),
+        lambda n, x: n.b(through(Same, n.a(x))),
+        lambda n, x: n.b(through(Product, n.a(x), n.b.weight)),
+        lambda n, x: through(Product, through(Product, n.a(x), n.b.weight), n.b.weight),
+        lambda n, x: through(Product, through(Product, through(Product, n.a(x), n.b.weight).relu(), n.b.weight), n.b.weight),
+        lambda n, x: n.b(through(Sign, through(Sign, n.a(x)))),
+        lambda n, x: n.b(through(Reverse, through(Sign, n.a(x)))[:1]),
+        lambda n, x: n.b(through(Sign, n.a(x).detach())),
+    ],
+)
+def test_gradient_goes_through_custom_functions_as_their_backward_sends_it(run: Callable[[Any, Tensor], Tensor]) -> None:
+    agree(Net(run, a=lin(), b=lin()), data())
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda n, x: n.b(x) + torch.tensor([n.a(x).mean(), n.a(x).std(), 1.0, 2.0], requires_grad=True),
+        lambda n, x: n.b(torch.as_tensor(n.a(x))),
+        lambda n, x: n.b(n.a(x).new_tensor([[1.0, 2.0, 3.0, 4.0]], requires_grad=True)),
+    ],
+)
+def test_leaf_made_of_values_hands_no_gradient_on(run: Callable[[Any, Tensor], Tensor]) -> None:
+    agree(Net(run, a=lin(), b=lin()), data())
+
+
+def test_lazy_layers_get_gradient_in_their_first_pass() -> None:
+    assert agree(nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 2)), data()).missing == ()
+
+
+def test_forward_without_gradient_of_its_own_accord_cuts() -> None:
+    def run(net: Net, x: Tensor) -> Tensor:
+        return quiet(lambda: net.b(net.a(x)))
+
+    report = gradlineage.trace(Net(run, a=lin(), b=lin()), data()).gradient()
+    assert {p.state for p in report} == {"cut"}
+
+
 @pytest.mark.parametrize(
     "view", [lambda h: h[:], lambda h: h.view(2, 4), lambda h: h[:, :4], lambda h: h.unsqueeze(0), lambda h: torch.cat(h.chunk(2))]
 )

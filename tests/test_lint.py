@@ -190,6 +190,11 @@ INNOCENT: dict[str, tuple[str, Callable[[], nn.Module]]] = {  # the nearest thin
     "a copy written": ("write-between-reads", lambda: Reads(lambda h: h.clone().add_(1))),
     "another tensor made": ("write-between-reads", lambda: Reads(lambda h: h + 1)),
     "a write that nobody reads before": ("write-between-reads", lambda: net(lambda n, x: n.b(n.a(x).mul_(2)))),
+    "a copy written whose original others read": ("write-between-reads", lambda: net(lambda n, x: (h := n.a(x), y := n.b(h), k := h.clone(), k.mul_(2), y + n.b(k))[-1])),
+    "a written tensor whose copy others had read": ("write-between-reads", lambda: net(lambda n, x: (h := n.a(x), y := n.b(h.repeat(1, 1)), h.mul_(2), y + n.b(h))[-1])),
+    "a module tied to one that runs": ("forward-called", lambda: tied_twins()),
+    "a penalty on a gradient": ("dead-call", lambda: net(penalty)),
+    "a teacher that learns nothing": ("no-gradient", lambda: unlisted(lambda n, x: n.a(n.b(x)) + quiet(lambda: n.kept[0](x)), lin().requires_grad_(False))),
     "a residual in place": ("write-between-reads", lambda: net(lambda n, x: n.b(n.c((h := n.a(x)).add_(n.c(h)))), c=nn.Softmax(-1))),
     "an activation handed through first": ("write-between-reads", lambda: net(lambda n, x: n.b(nn.Identity()(torch.relu_(n.c(n.a(x))))), c=nn.Dropout(0.0))),
     "a tensor of numbers in a plain list": ("not-registered", lambda: holding([torch.ones(4)], lambda n, x: n.b(n.a(x)) * n.kept[0])),
@@ -263,6 +268,10 @@ HARDER: dict[str, tuple[str, Callable[[], nn.Module]]] = {  # code, model
     "a parameter kept nowhere": ("not-registered", lambda: (w := nn.Parameter(torch.ones(4)), net(lambda n, x: n.b(n.a(x)) * w))[1]),
     "an activation between two layers with another in between": ("write-between-reads", lambda: Reads(lambda h: (h.relu_(), h.mul_(2)))),
     "a forward deep in a list": ("forward-called", lambda: net(lambda n, x: n.b(n.c[0].forward(n.a(x))), c=nn.ModuleList([nn.ReLU()]))),
+    "a loss through item": ("parameter-dead", lambda: net(lambda n, x: n.a(x).mean() + n.b(x).mean().item())),
+    "a gate that only decides": ("parameter-dead", lambda: net(lambda n, x: n.a(x) if bool(n.b(x).sum() < 1e9) else x)),
+    "a forward through a list": ("no-gradient", lambda: net(lambda n, x: torch.tensor(n.b(n.a(x)).tolist()))),
+    "a forward without gradient": ("no-gradient", lambda: net(lambda n, x: quiet(lambda: n.b(n.a(x))))),
     "a parameter of a list unused": ("parameter-unused", lambda: net(lambda n, x: n.b(n.a(x)) * n.c[0], c=nn.ParameterList([nn.Parameter(torch.ones(4)) for _ in range(2)]))),
 }  # fmt: skip
 
@@ -280,6 +289,27 @@ UNTRUE: dict[str, tuple[str, Callable[[], nn.Module]]] = {  # code, model: what 
     "a layer that decides": ("dead-call", lambda: net(lambda n, x: n.a(x) if bool(n.b(x).sum() < 1e9) else x)),
     "a parameter of a list": ("borrowed", lambda: net(lambda n, x: n.b(n.a(x)) * n.c[0], c=nn.ParameterList([nn.Parameter(torch.ones(4))]))),
 }  # fmt: skip
+
+
+class Twin(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+def tied_twins() -> Net:
+    made = net(lambda n, x: n.d(n.b(n.a(x))), c=Twin(), d=Twin())
+    made.d.w = made.c.w
+    return made
+
+
+def penalty(n: Net, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    (grad,) = torch.autograd.grad(n.b(torch.tanh(n.a(x))).sum(), x, create_graph=True)
+    return (grad.norm(2, 1) - 1).square().mean()
 
 
 class Quieter(nn.ReLU):
