@@ -69,10 +69,12 @@ def expect(lineage: Lineage, wiring: Mapping[str, Expected]) -> None:
         for flow, expression in _paired(label, flows, expected, faults):
             if expression is None:
                 continue
-            wanted, ways = _read(expression), _ways(lineage, flow._references)
-            if not _matches(lineage, wanted, ways) and not _written_so(lineage, wanted, flow._key[0]):
+            wanted = _read(expression)
+            node, operand = flow._key
+            node = flow._references[0].at if operand >= 0 and flow._references else node
+            if not _fits(lineage, wanted, node):
                 name = f"{label} {flow.name}".rstrip()
-                found = _shown(lineage, ways, _depth(wanted))
+                found = _as_ran(lineage, node, _depth(wanted))
                 faults.append(f"{name}\n    expected {wanted}\n    found    {found}{_strangers(lineage, wanted)}")
     if faults:
         raise WiringError("the model is not wired as expected:\n" + "\n".join(faults))
@@ -170,23 +172,51 @@ def _matches(lineage: Lineage, expected: _Expression, ways: Sequence[_Way]) -> b
     return False
 
 
-def _written_so(lineage: Lineage, expected: _Expression, node: int) -> bool:
-    """Whether the operations themselves, as they ran, are what is expected; parameters, buffers and constants may be left out."""
-    nodes, view = lineage._graph.nodes, lineage._view
+def _fits(lineage: Lineage, expected: _Expression, node: int) -> bool:
+    """Whether the operations, as they ran, are what is expected; parameters, buffers and constants may be left out."""
     if expected.operands is None:
-        return _matches(lineage, expected, _ways(lineage, view.references(node)))
+        return _matches(lineage, expected, _ways(lineage, lineage._view.references(node)))
+    node = _computed(lineage, node)
+    found = lineage._graph.nodes[node]
+    if found.kind in ("memory", "union"):  # several things in one: what feeds it is known, not in which order
+        return _matches(lineage, expected, _ways(lineage, lineage._view.references(node)))
+    if lineage._view.of_layer(node) or found.kind != "op" or found.name != expected.name:
+        return False
+    given = [_plain(p) for p in found.parents]
+    if _paired_off(lineage, expected.operands, given):
+        return True
+    return expected.name in _FLAT and _paired_off(lineage, _flat(expected), _in_a_row(lineage, expected.name, given))
+
+
+def _computed(lineage: Lineage, node: int) -> int:
+    """Back over what rearranges and what hands on."""
+    nodes, view = lineage._graph.nodes, lineage._view
     while not view.of_layer(node) and nodes[node].parents and (nodes[node].kind == "call" or nodes[node].name in REARRANGING):
         node = _plain(nodes[node].parents[0])
-    if view.of_layer(node) or nodes[node].kind != "op" or nodes[node].name != expected.name:
-        return False
-    given = [_plain(p) for p in nodes[node].parents]
+    return node
+
+
+def _in_a_row(lineage: Lineage, op: str, operands: list[int]) -> list[int]:
+    """Operands that are the same operation again give theirs instead."""
+    nodes, found = lineage._graph.nodes, []
+    stack = list(reversed(operands))
+    while stack:
+        node = stack.pop()
+        inner = _computed(lineage, node)
+        if nodes[inner].kind == "op" and nodes[inner].name == op and not lineage._view.of_layer(inner):
+            stack += [_plain(p) for p in reversed(nodes[inner].parents)]
+        else:
+            found.append(node)
+    return found
+
+
+def _paired_off(lineage: Lineage, wanted: Sequence[_Expression], given: Sequence[int]) -> bool:
     fits = {0}  # how many of the expected operands the given ones so far may have been
     for operand in given:
-        ways = _ways(lineage, view.references(operand))
-        optional = all(_is_leaf(lineage, w) for w in ways)
-        after = {n + 1 for n in fits if n < len(expected.operands) and _written_so(lineage, expected.operands[n], operand)}
+        optional = all(_is_leaf(lineage, w) for w in _ways(lineage, lineage._view.references(operand)))
+        after = {n + 1 for n in fits if n < len(wanted) and _fits(lineage, wanted[n], operand)}
         fits = after | (fits if optional else set())
-    return len(expected.operands) in fits
+    return len(wanted) in fits
 
 
 def _plain(edge: int) -> int:
@@ -256,6 +286,20 @@ def _flat(expected: _Expression) -> tuple[_Expression, ...]:
     for operand in expected.operands or ():
         found += _flat(operand) if operand.operands is not None and operand.name == expected.name else [operand]
     return tuple(found)
+
+
+def _as_ran(lineage: Lineage, node: int, depth: int, level: int = 0) -> str:
+    """What feeds a tensor as the expression that would fit, joins written out as deep as what was expected."""
+    node, view = _computed(lineage, node), lineage._view
+    found = lineage._graph.nodes[node]
+    ways = _ways(lineage, view.references(node))
+    if view.of_layer(node) or found.kind != "op" or (view.is_join(node) and depth <= 1) or level > _DEEPEST:
+        return _shown(lineage, ways, depth)
+    operands = [_plain(p) for p in found.parents]
+    if found.name in _FLAT:
+        operands = _in_a_row(lineage, found.name, operands)
+    below = depth - 1 if view.is_join(node) else depth
+    return f"{found.name}({', '.join(_as_ran(lineage, p, below, level + 1) for p in operands)})"
 
 
 def _shown(lineage: Lineage, ways: Sequence[_Way], depth: int) -> str:

@@ -130,6 +130,26 @@ def test_product_of_two_layers_is_told_from_their_multiples() -> None:
     assert not fits(net(lambda n, x: n.d(n.a(x) * n.b(x) + n.c(x))), {"d": expected})
 
 
+TWICE: dict[str, tuple[Callable[..., Any], list[str], list[str]]] = {  # one origin that goes two ways
+    "a gate of itself": (
+        lambda n, x: n.d(torch.tanh(h := n.a(x)) * torch.sigmoid(h)),
+        ["mul(tanh(a), sigmoid(a))", "mul(a, a)", "mul(*, sigmoid(*))"], ["mul(a)", "mul(tanh(a))", "mul(sigmoid(a), tanh(a))", "mul(tanh(a), tanh(a))"],
+    ),
+    "less its own": (lambda n, x: n.d((h := n.a(x)) - torch.sigmoid(h)), ["sub(a, sigmoid(a))"], ["sub(a)", "sub(sigmoid(a), a)"]),
+    "sums of sums": (
+        lambda n, x: n.d((n.a(x) + n.b(x)) + torch.relu(n.c(x) + n.w)),
+        ["add(a, b, relu(c))", "add(add(a, b), relu(add(c, w)))", "add(a, b, relu(add(c)))"], ["add(a, b, c, w)", "add(a, b)", "add(add(a, relu(c)), b)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "text", "fit"), [(c, t, True) for c in TWICE for t in TWICE[c][1]] + [(c, t, False) for c in TWICE for t in TWICE[c][2]]
+)
+def test_every_operand_that_is_no_parameter_has_to_be_there(case: str, text: str, fit: bool) -> None:
+    assert fits(net(TWICE[case][0]), {"d": text}) == fit
+
+
 def test_operation_twice_is_not_once() -> None:
     assert not fits(net(lambda n, x: n.d(torch.relu(n.a(x)))), {"d": "relu(relu(a))"})
 
