@@ -242,6 +242,7 @@ def _make_node(parents: tuple[int, ...] = (), without_grad: tuple[int, ...] = ()
 _list, _text = _plain("a list", list), _plain("a string", str)
 _flag, _used = _plain("true or false", bool), _plain("true, false or null", bool, type(None))
 _count = _plain("an integer from 0 to 2**63 - 1", int, allowed=lambda n: 0 <= n < 2**63)  # as wide as torch's sizes
+_passes = _plain("a number of passes from 1 on", int, allowed=lambda value: value >= 1)
 _number = _plain("an integer from -1 to 2**63 - 1", int, allowed=lambda n: -1 <= n < 2**63)
 _counts = _each(_count)
 _kind = _plain(f"one of {', '.join(_KINDS)}", str, allowed=lambda kind: kind in _KINDS)
@@ -269,7 +270,7 @@ _PARAMETER: _Fields = {"name": _text, "elements": _count, "trainable": _flag, "n
 _WRITE: _Fields = {"call": _number, "where": _text, "before": _counts, "after": _counts}
 _pairs_of_text = _each(lambda pair: found if len(found := _each(_text)(pair)) == 2 else _fail(f"two strings, found {len(found)}"))
 _DOCUMENT: _Fields = {
-    "schema": _text, "model": _text, "runs": _count, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
+    "schema": _text, "model": _text, "runs": _passes, "parameters": _count, "trainable": _count, "notes": _each(_text), "collapsed": _counts,
     "rolled": _flag,
     "table": lambda table: None, "bypassed": _each(_record(lambda name, calls: (name, calls), {"name": _text, "calls": _each(_number)})),
     "breaks": _each(_record(BreakRecord, _BREAK)), "decisions": _each(_record(DecisionRecord, _DECISION)), "modules": _pairs_of_text,

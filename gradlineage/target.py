@@ -55,15 +55,21 @@ def parse_input(text: str) -> InputSpec:
     if match is None:
         raise UsageError(f"--input {text!r} is no input; expected 1x3x299x299, x=float32[1,3,8,8], 'ids=int64[1,16]<1000' or @batch.pt")
     dtype = match["dtype"] or "float32"
-    bound = float(match["bound"]) if match["bound"] else None
+    sizes = re.findall(r"\d+", match["plain"] or match["shape"] or "")
+    try:
+        bound = float(match["bound"]) if match["bound"] else None
+        shape = tuple(map(int, sizes))
+    except ValueError:  # "1.2.3", or more digits than Python reads
+        raise UsageError(f"--input {text[:200]!r}: a size or bound in it is no number") from None
+    if bound is not None and not bound < 2**63:
+        raise UsageError(f"--input {text[:200]!r}: the bound is larger than any dtype holds")
     if dtype not in _DTYPES:
         raise UsageError(f"--input {text!r}: no dtype {dtype!r}; expected one of {', '.join(_DTYPES)}")
     if bound is not None and (dtype == "bool" or ("int" in dtype and (bound < 1 or bound % 1))):
         raise UsageError(
             f"--input {text!r}: expected a whole number from 1 on as the bound of integers, as in int64[1,16]<1000, none for bool"
         )
-    sizes = re.findall(r"\d+", match["plain"] or match["shape"] or "")
-    return InputSpec(match["name"], dtype, tuple(map(int, sizes)), bound)
+    return InputSpec(match["name"], dtype, shape, bound)
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -75,7 +81,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
             raise UsageError(f"--set {text!r} is no setting; expected KEY=VALUE, as in --set weights=None")
         try:
             settings[key] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             settings[key] = value
     return settings
 
@@ -117,6 +123,8 @@ def _import(place: str, target: str) -> Any:
         sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses and pickle look there
         spec.loader.exec_module(module)
         return module
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise UsageError(f"TARGET {target!r}: {place!r} is no name of a module; write package.module:name, or path/net.py:Net")
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
@@ -153,9 +161,7 @@ def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(
-            f"--device {name!r} cannot be used: {str(error).splitlines()[0]}; expected cpu, cuda, cuda:1 or the like"
-        ) from None
+        raise UsageError(f"--device {name!r} cannot be used: {_first_line(error)}; expected cpu, cuda, cuda:1 or the like") from None
 
 
 def make_inputs(specs: Iterable[InputSpec], model: nn.Module, device: str | None) -> tuple[list[Any], dict[str, Any]]:
@@ -180,12 +186,18 @@ def _draw(spec: InputSpec) -> torch.Tensor:
     import torch
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point or dtype.is_complex:
-        return (torch.randn(spec.shape) if spec.bound is None else torch.rand(spec.shape) * spec.bound).to(dtype)
     try:
+        if dtype.is_floating_point or dtype.is_complex:
+            return (torch.randn(spec.shape) if spec.bound is None else torch.rand(spec.shape) * spec.bound).to(dtype)
         return torch.randint(int(spec.bound or 2), spec.shape, dtype=dtype)
-    except RuntimeError as error:
-        raise UsageError(f"--input {spec.dtype} below {spec.bound:g}: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        below = "" if spec.bound is None else f" below {spec.bound:g}"
+        size = "x".join(map(str, spec.shape))
+        raise UsageError(f"--input {spec.dtype}[{size}]{below} cannot be drawn: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _read(file: str, device: torch.device, option: str = "--input @") -> Any:
@@ -197,7 +209,7 @@ def _read(file: str, device: torch.device, option: str = "--input @") -> Any:
     except OSError as error:
         raise UsageError(f"{option}{file}: {error.strerror or error}; {expected}") from None
     except Exception as error:  # unpickling damaged or foreign files raises anything
-        raise UsageError(f"{option}{file} cannot be read: {str(error).splitlines()[0]}; {expected}") from None
+        raise UsageError(f"{option}{file} cannot be read: {_first_line(error)}; {expected}") from None
     if not isinstance(value, torch.Tensor | list | tuple | dict) or (
         isinstance(value, dict) and not all(isinstance(k, str) for k in value)
     ):

@@ -156,7 +156,7 @@ def test_document_with_any_places_changed_is_refused_or_answers_all_questions(wh
             for step in way[:-1]:
                 holder = holder[step]
             if change == "set":
-                holder[way[-1]] = draw.draw(st.sampled_from(VALUES))
+                holder[way[-1]] = copy.deepcopy(draw.draw(st.sampled_from(VALUES)))  # changed further on
             elif change == "drop":
                 del holder[way[-1]]
             elif change == "double" and isinstance(holder, list):
@@ -205,6 +205,7 @@ HOSTILE: dict[str, Callable[[str], str | bytes]] = {
     "newer schema": lambda text: text.replace('/1"', '/2"', 1),
     "other encoding": lambda text: text.encode("utf-16")[:-1],
     "half a character": lambda text: text.encode()[:50] + b"\xff" + text.encode()[50:],
+    "of no pass": lambda text: text.replace('"runs": 1', '"runs": 0'),
     "pickle": lambda text: pickle.dumps(text),
     "zip": lambda text: b"PK\x03\x04" + text.encode(),
 }
@@ -232,6 +233,7 @@ RUNS_BROKEN: dict[str, tuple[tuple[Any, ...], Any]] = {
     "calls that no input made": (("calls", 0, 3), 0),
     "more inputs than there were": (("calls", 0, 3), 10**6),
     "more examples than inputs": (("paths", 0, "examples"), [0, 1, 2, 3]),
+    "schema that is half a document": (("schema",), [0] * 5000),
     "two paths of one key": (("paths", 1, "key"), json.loads(RUNS_TEXT)["paths"][0]["key"]),
 }
 
@@ -364,7 +366,6 @@ def old_format() -> bytes:
 OLD = old_format()
 
 
-@pytest.mark.xfail(strict=True, reason="of an empty file only the kind of torch's error says something, and its text is looked at")
 @pytest.mark.filterwarnings("ignore")
 @given(draw=st.data())
 @settings(parent=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -393,13 +394,11 @@ def test_archive_with_odd_members_is_refused(tmp_path: Path) -> None:
 
 # -- the command line ------------------------------------------------------------------------------------------------------------------------
 
-SPEC_FAULT = "numbers that are none and sizes that no integer holds come through as a ValueError"
 SPECS = st.text(max_size=20) | st.from_regex(
     r"([a-z_]{1,3}=)?((float32|int64|bool|uint8)\[[0-9,]{0,8}\]|[0-9x]{0,8})(<[0-9.e]{0,6})?", fullmatch=True
 )
 
 
-@pytest.mark.xfail(strict=True, reason=SPEC_FAULT)
 @given(SPECS)
 @example("float32[1]<1.2.3")
 @example("float32[1]<.")
@@ -413,7 +412,6 @@ def test_any_input_specification_is_understood_or_refused(text: str) -> None:
         assert len(str(error)) < 500 + len(text)
 
 
-@pytest.mark.xfail(strict=True, reason="what torch refuses to draw comes through as torch's own error")
 @pytest.mark.parametrize("text", ["99999999999999999999", "9999999999x9999999999", "bool[9999999999999]"])
 def test_input_that_cannot_be_drawn_is_refused_in_our_own_words(text: str) -> None:
     with pytest.raises(LineageError):
@@ -424,10 +422,7 @@ def test_input_that_cannot_be_drawn_is_refused_in_our_own_words(text: str) -> No
     "text",
     [
         "uint8[2]<1000",
-        pytest.param(
-            "int64[1]<99999999999999999999",
-            marks=pytest.mark.xfail(strict=True, reason="a bound beyond 64 bits comes through as a ValueError"),
-        ),
+        "int64[1]<99999999999999999999",
     ],
 )
 def test_bound_that_the_dtype_cannot_hold_is_refused_in_our_own_words(text: str) -> None:
@@ -435,7 +430,6 @@ def test_bound_that_the_dtype_cannot_hold_is_refused_in_our_own_words(text: str)
         make_inputs([parse_input(text)], NET, None)
 
 
-@pytest.mark.xfail(strict=True, reason="a setting that is a literal of a set or mapping of lists comes through as a TypeError")
 @given(st.lists(st.text(max_size=20) | st.from_regex(r"[a-z]{1,2}=[\[\](){}0-9,:'\-+*a-z]{0,12}", fullmatch=True), max_size=3))
 @example(["x={[]: 1}"])
 @example(["x={[]}"])
@@ -464,7 +458,7 @@ def test_any_target_is_understood_or_refused(text: str) -> None:
     "target",
     [
         "os.nothing:x", "nothing_of_this_name:x", "a..b:x", "os:path.nothing", "os:environ.nothing", "a b:x", "-:x", "1:x", "os.path.join:x", "é:x", "\0:x", "tests.nets:Nothing",
-        *(pytest.param(t, marks=pytest.mark.xfail(strict=True, reason="what importlib says of names that are none comes through")) for t in (".nets:x", "..:x")),
+        ".nets:x", "..:x",
     ],
 )  # fmt: skip
 def test_target_that_is_not_there_is_refused_in_our_own_words(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
