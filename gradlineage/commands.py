@@ -330,7 +330,7 @@ def _lint(options: argparse.Namespace) -> int:
 
 def _grads(options: argparse.Namespace) -> int:
     name = options.output_tensor
-    report = lineage_of(options, options.target).gradient(int(name) if name is not None and name.isdigit() else name)
+    report = lineage_of(options, options.target).gradient(int(name) if name is not None and name.isascii() and name.isdigit() else name)
     write(str(report), options.output)
     return int(bool(report.missing))
 

@@ -92,6 +92,8 @@ def _called_at(code: Any, at: int) -> str | None:
     if "forward" not in code.co_names:
         return None
     if (code, at) not in _seen:
+        if len(_seen) > 10_000:  # code made in a loop must not pile up
+            _seen.clear()
         _seen[code, at] = _read(code, at)
     return _seen[code, at]
 

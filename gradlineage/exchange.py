@@ -100,11 +100,25 @@ def save(lineage: Lineage, path: str | os.PathLike[str]) -> None:
     Raises:
         LineageError: the file cannot be written: a directory, a full or read-only disk, no permission.
     """
-    name = os.fsdecode(path)
+    save_text(to_json(lineage), os.fsdecode(path))
+
+
+def save_text(text: str, name: str) -> None:
+    """`write_text`, with an error of our own."""
     try:
-        write_text(to_json(lineage), name)
-    except OSError as error:
-        raise LineageError(f"cannot save to {name!r}: {error.strerror or error}; what was there before is unchanged") from error
+        write_text(text, name)
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        told = getattr(error, "strerror", None) or error
+        raise LineageError(f"cannot save to {name!r}: {told}; what was there before is unchanged") from error
+
+
+def load_text(name: str) -> bytes:
+    """What is in a file, or an error of our own."""
+    try:
+        with open(name, "rb") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        raise LineageError(f"cannot read {name!r}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write_text(text: str | bytes, name: str) -> None:
@@ -132,11 +146,9 @@ def load(path: str | os.PathLike[str]) -> Lineage:
         FormatError: the content is no lineage; with the place of the fault.
         LineageError: the file cannot be read.
     """
+    text = load_text(os.fsdecode(path))
     try:
-        with open(path, "rb") as file:
-            return from_json(file.read())
-    except OSError as error:
-        raise LineageError(f"cannot read {os.fsdecode(path)!r}: {error.strerror or error}") from error
+        return from_json(text)
     except FormatError as error:
         error.add_note(f"while reading {os.fsdecode(path)!r}")
         raise

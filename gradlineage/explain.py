@@ -30,7 +30,7 @@ def explain(lineage: Lineage, first: Any, last: Any = None) -> str:
     Raises:
         NameNotFound: no such call or join.
     """
-    items = [lineage._index(item) for item in (first, last) if item is not None]
+    items = [lineage._index(first), *([] if last is None else [lineage._index(last)])]
     whole = {i for kind, i in items if kind == "call" and not lineage._view.is_layer(i)}
     if whole:  # a container: as one layer
         lineage = Lineage(lineage._graph, lineage._view.outermost(lineage._collapsed | whole), lineage.rolled)

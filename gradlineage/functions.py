@@ -27,12 +27,11 @@ def regain(tape: Tape, resolve: Callable[[Any, int], object]) -> None:
     """
     made: dict[Any, int] = {}  # what a Function returned, by its node: another Function may have taken it
     while tape.regained:
-        made |= {node: value for value, node in tape.regained.items()}
-        value, node = tape.regained.popitem()
-        sequence = node._sequence_nr()  # taken before the Function's forward ran
-        giving = [edge for edge, dead in zip(node.next_functions, _dead(node), strict=True) if edge[0] is not None and not dead]
+        made |= {entry[0]: value for value, entry in tape.regained.items()}
+        value, (node, sequence, edges) = tape.regained.popitem()  # the sequence number was taken before the Function's forward ran
+        giving = [edge for edge, dead in zip(edges, _dead(node, edges), strict=True) if edge[0] is not None and not dead]
         fed: set[object] = {made[edge[0]] if edge[0] in made and edge[0] is not node else resolve(*edge) for edge in giving}
-        _follow(tape, value, sequence, fed, node.name() == "CheckpointFunctionBackward")
+        _follow(tape, value, sequence, fed, type(node).__name__ == "CheckpointFunctionBackward")
 
 
 def _follow(tape: Tape, value: int, sequence: int, fed: set[object], recomputed: bool) -> None:
@@ -64,16 +63,16 @@ def _follow(tape: Tape, value: int, sequence: int, fed: set[object], recomputed:
         stack += inside
 
 
-def _dead(node: Any) -> list[bool]:
+def _dead(node: Any, edges: Any) -> list[bool]:
     """For each edge of a Function's node, whether its backward returns None for it."""
-    slots = len(node.next_functions)
+    slots = len(edges)
     function = forward_class(node)
     needs = getattr(node, "needs_input_grad", None)
     if function is None or needs is None:
         return [False] * slots
     never = _never_returned(function)
     arguments = iter([i for i, need in enumerate(needs) if need])
-    return [edge[0] is not None and next(arguments, -1) in never for edge in node.next_functions]
+    return [edge[0] is not None and next(arguments, -1) in never for edge in edges]
 
 
 def _never_returned(function: Any) -> set[int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
+import types
+import weakref
 from typing import Any
 
 from gradlineage.notes import CallNote
@@ -25,12 +28,13 @@ def short_path(file: str) -> str:
     return file[len(best) :].replace(os.sep, "/")
 
 
-_signatures: dict[Any, list[tuple[str, bool]]] = {}
+#: By function, which refers to its class and closure, and so is not held.
+_signatures: weakref.WeakKeyDictionary[Any, list[tuple[str, bool]]] = weakref.WeakKeyDictionary()
 
 
 def _positions(forward: Any) -> list[tuple[str, bool]]:
     """(name, whether it takes all the rest) of a forward's positional parameters."""
-    found = _signatures.get(forward)
+    found = _signatures.get(forward) if isinstance(forward, types.FunctionType) else None
     if found is None:
         try:
             parameters = list(inspect.signature(forward).parameters.values())[1:]
@@ -39,7 +43,7 @@ def _positions(forward: Any) -> list[tuple[str, bool]]:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         found = [(p.name, False) for p in parameters if p.kind in positional]
         found += [(p.name, True) for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL]
-        if len(_signatures) < 10_000:
+        with contextlib.suppress(TypeError):  # what takes no weak references is not kept
             _signatures[forward] = found
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +40,7 @@ ValueNote = tuple[Any, Any, Any, Any, int]
 
 
 _MANY = 1 << 30
-_takes: dict[type, int] = {}
+_takes: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()  # classes made in a loop must not pile up
 
 
 def _arguments_of(kind: type) -> int:
@@ -48,8 +49,7 @@ def _arguments_of(kind: type) -> int:
     if found is None:
         code = getattr(kind.forward, "__code__", None)  # type: ignore[attr-defined]
         found = _MANY if code is None or code.co_flags & inspect.CO_VARKEYWORDS else code.co_argcount + code.co_kwonlyargcount - 1
-        if len(_takes) < 10_000:
-            _takes[kind] = found
+        _takes[kind] = found
     return found
 
 

@@ -53,6 +53,7 @@ def lineage_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
 
     def check(lineage: Lineage, name: str | None = None) -> None:
         from gradlineage.errors import LineageError, WiringError, a_kind
+        from gradlineage.exchange import write_text
         from gradlineage.lineage import Lineage
         from gradlineage.views.wiring import to_wiring
 
@@ -66,8 +67,11 @@ def lineage_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
             written = request.config.stash.setdefault(_WRITTEN, {})
             if written.setdefault(file, found) != found:
                 raise WiringError(f"{file} was written in this run with other wiring; give each its own: lineage_snapshot(lineage, name)")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(found, encoding="utf-8")
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_text(found, str(file))
+            except OSError as error:
+                raise WiringError(f"cannot write {file}: {error.strerror or error}") from error
             return
         if not file.is_file():
             raise WiringError(f"there is no wiring to compare with at {file}; run pytest --lineage-update once, and look at what it writes")

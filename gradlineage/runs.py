@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from gradlineage.compare import Difference, diff
 from gradlineage.errors import FormatError, LineageError
-from gradlineage.exchange import write_text
+from gradlineage.exchange import load_text, save_text
 from gradlineage.lineage import Lineage
 from gradlineage.tables import REARRANGING, share_of
 from gradlineage.union import unite
@@ -286,10 +286,18 @@ class Runs:
             FormatError: the text is no such document.
         """
         try:
-            found = json.loads(text)
+            found = json.loads(text, object_pairs_hook=_once)
             if found["schema"] != SCHEMA:
-                raise FormatError(f'$.schema: expected "{SCHEMA}", found {found["schema"]!r}')
-            trails = {_a(str, p["key"]): _trail(p) for p in found["paths"]}
+                _refuse("$.schema", f'"{SCHEMA}"', found["schema"])
+            trails = {_a(str, p["key"]): _trail(p, f"$.paths[{n}]") for n, p in enumerate(found["paths"])}
+            if len(trails) < len(found["paths"]):
+                _refuse("$.paths", "every key once", "one twice")
+            total = sum(trail.count for trail in trails.values())
+            for n, (_, low, high, inputs) in enumerate(found["calls"]):
+                if not (0 < _a(int, inputs) <= total and _a(int, low) <= _a(int, high)):
+                    _refuse(f"$.calls[{n}]", f"the least and most calls and by how many of {total} inputs", [low, high, inputs])
+            if type(found["max_paths"]) is not int or found["max_paths"] < 0:
+                _refuse("$.max_paths", "a whole number from 0 on", found["max_paths"])
             reach = {_a(str, path): (_a(int, low), _a(int, high), _a(int, inputs)) for path, low, high, inputs in found["calls"]}
             edges = {(_a(str, reader), _a(str, source)): _a(int, count) for reader, source, count in found["edges"]}
             modules = [(_a(str, path), _a(str, kind)) for path, kind in found["modules"]]
@@ -306,12 +314,7 @@ class Runs:
         Raises:
             LineageError: the file cannot be written.
         """
-        try:
-            write_text(self.to_json(), os.fsdecode(path))
-        except OSError as error:
-            raise LineageError(
-                f"cannot save to {os.fsdecode(path)!r}: {error.strerror or error}; what was there before is unchanged"
-            ) from error
+        save_text(self.to_json(), os.fsdecode(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Runs:
@@ -321,11 +324,7 @@ class Runs:
             FormatError: the content are no runs.
             LineageError: the file cannot be read.
         """
-        try:
-            with open(path, "rb") as file:
-                return cls.from_json(file.read())
-        except OSError as error:
-            raise LineageError(f"cannot read {os.fsdecode(path)!r}: {error.strerror or error}") from error
+        return cls.from_json(load_text(os.fsdecode(path)))
 
 
 def _a(kind: type[_T], value: object) -> _T:
@@ -335,14 +334,28 @@ def _a(kind: type[_T], value: object) -> _T:
     return value
 
 
-def _trail(row: Mapping[str, Any]) -> _Trail:
+def _refuse(at: str, expected: str, found: object) -> NoReturn:
+    raise FormatError(f"{at}: expected {expected}, found {found!r}"[:200])
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        _refuse("$", "every key once", "one twice")
+    return found
+
+
+def _trail(row: Mapping[str, Any], at: str) -> _Trail:
     lineage = Lineage.from_json(json.dumps(row["lineage"])) if row["lineage"] is not None else None
     sides = {}
     for where, kind, path, true, false, numbers, least, most, others in row["decisions"]:
         low, high = (None if n is None else n if type(n) is int else _a(float, n) for n in (least, most))
+        if any(n is not None and not math.isfinite(n) for n in (low, high)):
+            _refuse(f"{at}.decisions", "finite numbers", [least, most])
         found = Sides(_a(int, true), _a(int, false), _a(int, numbers), low, high, _a(int, others))
         sides[_a(str, where), _a(str, kind), _a(str, path)] = found
     examples = tuple(_a(int, n) for n in row["examples"])
+    if type(row["count"]) is not int or not max(1, len(examples)) <= row["count"] < 2**63:
+        _refuse(f"{at}.count", f"a whole number from {max(1, len(examples))} on, as there are so many examples", row["count"])
     of = -1 if lineage is None else _a(int, row["of"])
     return _Trail(_a(int, row["count"]), examples, lineage, of, _a(int, row["length"]), sides)
 

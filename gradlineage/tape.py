@@ -270,7 +270,8 @@ class Tape:
             return ~value
         blank = not self.entries[value][4] or (self.cuts and self.cuts.get(value) is False)
         if blank and value not in self.regained and (node := node_of(tensor)) is not None:
-            self.regained[value] = node  # what a custom Function returned was computed without gradient
+            # what a custom Function returned was computed without gradient; where only Python still has its node, torch no longer answers
+            self.regained[value] = node, node._sequence_nr(), node.next_functions
         return value
 
     def origins(self, value: int) -> tuple[bool, set[int]]:

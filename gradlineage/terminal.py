@@ -81,8 +81,14 @@ def write(text: str | bytes, output: str | None) -> None:
             text.encode(encoding)
         except UnicodeEncodeError:
             text = text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be left for the flush at exit
+            raise UsageError(f"cannot write to standard output: {error.strerror}") from None
         return
     try:
         write_text(text, output or os.devnull)

@@ -140,10 +140,8 @@ SPOTS = {what: list(spots(json.loads(text))) for what, text in TEXTS.items()}
 #: Of runs the lineages within are read by the same reader: most of the effort goes to the rest.
 SPOTS["runs"] = [s for s in SPOTS["runs"] if "lineage" not in s] * 4 + [s for s in SPOTS["runs"] if "lineage" in s]
 
-RUNS_FAULT = "Runs.from_json does not look at all that the rest of the library relies upon"
 
-
-@pytest.mark.parametrize("what", ["lineage", pytest.param("runs", marks=pytest.mark.xfail(strict=True, reason=RUNS_FAULT))])
+@pytest.mark.parametrize("what", ["lineage", "runs"])
 @given(draw=st.data())
 @examples(400)
 def test_document_with_any_places_changed_is_refused_or_answers_all_questions(what: str, draw: st.DataObject) -> None:
@@ -213,9 +211,7 @@ HOSTILE: dict[str, Callable[[str], str | bytes]] = {
 
 @pytest.mark.parametrize("how", HOSTILE)
 @pytest.mark.parametrize("what", READERS)
-def test_hostile_file_is_refused_with_the_place_of_the_fault(what: str, how: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if what == "runs" and how in ("key that comes twice",):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="in runs the last of two keys of one name counts"))
+def test_hostile_file_is_refused_with_the_place_of_the_fault(what: str, how: str, tmp_path: Path) -> None:
     text = HOSTILE[how](TEXTS[what])
     assert read(what, text) is None
     path = tmp_path / "a.json"
@@ -238,7 +234,6 @@ RUNS_BROKEN: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason=RUNS_FAULT)
 @pytest.mark.parametrize("name", RUNS_BROKEN)
 def test_runs_that_contradict_themselves_are_refused_with_the_place(name: str) -> None:
     (*way, last), value = RUNS_BROKEN[name]
@@ -504,7 +499,6 @@ def test_any_command_line_ends_with_a_status(
     assert status == 0 or out or err
 
 
-@pytest.mark.xfail(strict=True, reason="a digit that is no number, such as a superscript, comes through as a ValueError")
 def test_output_that_is_a_digit_and_no_number_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     assert main(["grads", "saved.json", "--output-tensor", "²"]) == 2
@@ -549,16 +543,11 @@ QUESTIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "diff": lambda a, b, n: gradlineage.diff(LINEAGE, a),
     "merge": lambda a, b, n: RUNS.merge(a),
 }  # fmt: skip
-CARELESS = ("explain", "explain way", "table layer", "table width")
-"""Questions that pass on what Python says of a wrong argument."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=pytest.mark.xfail(strict=True, reason="Python's own error comes through") if n in CARELESS else ())
-        for n in QUESTIONS
-    ],
+    QUESTIONS,
 )
 @given(ANYTHING, ANYTHING, st.integers(-3, 5) | st.none() | st.floats() | st.booleans())
 @example("a[" + "9" * 5000 + "]", "a", 1)

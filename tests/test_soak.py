@@ -175,7 +175,6 @@ def test_traced_models_are_let_go_of(told: dict[str, Any]) -> None:
     assert told["models"] == 0
 
 
-@pytest.mark.xfail(strict=True, reason="a table of signatures keeps forward functions, and with them classes and what these refer to")
 def test_classes_of_traced_models_are_let_go_of_with_what_they_refer_to(told: dict[str, Any]) -> None:
     assert told["classes"] <= 1
     assert told["tensors of classes"] <= 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from rich.cells import cell_len
 
+from gradlineage.errors import LineageError
 from gradlineage.lineage import Call, Flow, Lineage
 from gradlineage.tables import REARRANGING, share_of
 from gradlineage.views.loops import containers_of, roll
@@ -74,6 +75,8 @@ def to_table(
         Returns (2, 4) ← 1
         2 layers in 2 calls, no joins; 16 parameters, all trainable
     """
+    if not (width is None or isinstance(width, int)) or not (layer is None or isinstance(layer, str)):
+        raise LineageError(f"to_table(width={width!r}, layer={layer!r}): expected columns as a whole number and a path pattern as text")
     if width is None:
         width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 120
     hidden = frozenset() if rearranging else REARRANGING
