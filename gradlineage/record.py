@@ -365,7 +365,12 @@ class Recorder(Identifier):
         if not self._ours(get_ident()) or next(nn.Module.parameters(module), None) is None:
             return None  # without parameters it is what its operations are
         self._strangers.append(module)
-        self._attach(module, self._stranger_path(module), False)
+        where = next((path for path, found in self.registry.modules() if found is module), None)
+        if where is None:
+            self._attach(module, self._stranger_path(module), False)
+        else:  # made and registered on the way
+            self.tape.forget(t for t in nn.Module.parameters(module) if not self.tape.origins(self.tape.value(t))[0])
+            self._attach(module, where, True)
         return self.registry.notes.get(id(module))
 
     def _stranger_path(self, module: nn.Module) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -299,6 +299,13 @@ class Tape:
             storage = storage_of(tensor)
             if storage in self.memory:  # views and detached tensors share the version counter
                 self.harmless[storage] = self.memory[storage][0], tensor._version
+
+    def forget(self, tensors: Iterable[Tensor]) -> None:
+        """What is known of tensors and their memory: how parameters got their first values says nothing."""
+        for tensor in tensors:
+            self.values.pop(id(tensor), None)
+            self.memory.pop(storage_of(tensor), None)
+            self.stores.pop(storage_of(tensor), None)
 
     def step(self, name: str, parents: tuple[int, ...], call: int, grad: bool, code: Any = None, at: int = 0) -> int:
         """An operation that no function call shows."""

@@ -434,6 +434,26 @@ def test_lazy_layers_get_gradient_in_their_first_pass() -> None:
     assert agree(nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 2)), data()).missing == ()
 
 
+class Late(nn.Module):
+    """Makes its layer when it knows the size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc: nn.Linear | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fc is None:
+            self.fc = nn.Linear(x.shape[1], 3)
+        return self.fc(x)  # type: ignore[no-any-return]
+
+
+def test_layer_made_and_registered_in_the_forward_is_one_of_the_model() -> None:
+    lineage = gradlineage.trace(nn.Sequential(lin(), Late()), data())
+    assert [c.label for c in lineage.layers] == ["0", "1.fc"] and lineage["1.fc"].registered
+    assert lineage.gradient().reached == ("0.weight", "0.bias", "1.fc.weight", "1.fc.bias")
+    assert gradlineage.lint(lineage) == ()
+
+
 def test_forward_without_gradient_of_its_own_accord_cuts() -> None:
     def run(net: Net, x: Tensor) -> Tensor:
         return quiet(lambda: net.b(net.a(x)))
